@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: MIT
+#define RQ_ISA baseline
+#include "cpu/kernels.h"

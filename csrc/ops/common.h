@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+// What every op needs: checks that name the argument, views as plain params, where to run.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <optional>
+#include <string>
+
+#include "core/params.h"
+
+namespace rotquant::ops {
+
+// --- checks: "<argument>: expected <what>, got <value>" -----------------------------------------
+
+#define RQ_CHECK(condition, argument, expected, ...) \
+  TORCH_CHECK(condition, argument, ": expected ", expected, ", got ", __VA_ARGS__)
+
+DType dtype_of(at::ScalarType type, const char* argument);
+ScaleMode scale_mode_of(std::string_view name);
+bool interleaved(std::string_view gate_mode);
+
+// uint8, or a torch dtype of the same width (float4_e2m1fn_x2, float8_e8m0fnu), as contiguous uint8.
+at::Tensor bytes_of(const at::Tensor& t, const char* argument);
+
+void check_device(const at::Tensor& t, const char* argument, const at::Tensor& x);
+
+// --- activations --------------------------------------------------------------------------------
+
+// x as rows of K channels. Leading dimensions that collapse to one row stride are taken as they
+// are; anything else (x.t(), a slice in two dimensions) is copied.
+struct Rows {
+  at::Tensor tensor;  // keeps the memory alive
+  Activation params;
+};
+Rows rows_of(const at::Tensor& x);
+
+// Sizes of x with its last dimension replaced.
+std::vector<int64_t> with_last(const at::Tensor& x, int64_t last);
+
+// --- where to run --------------------------------------------------------------------------------
+
+// CPU: f(begin, end) over [0, items) on torch's threads; `elements` per item sets the grain.
+template <class F>
+void parallel_items(int64_t items, int64_t elements, F&& f) {
+  constexpr int64_t kGrainElements = 1 << 15;
+  at::parallel_for(0, items, std::max<int64_t>(1, kGrainElements / elements), f);
+}
+
+#ifdef ROTQUANT_WITH_HIP
+// GPU: guards the tensor's device, then f(its current stream). First thing in a GPU path, before
+// anything asks for the current device.
+template <class F>
+void on_device_of(const at::Tensor& t, F&& f) {
+  const c10::DeviceGuard guard(t.device());
+  const c10::impl::VirtualGuardImpl impl(t.device().type());
+  f(reinterpret_cast<hipStream_t>(impl.getStream(t.device()).native_handle()));
+}
+#endif
+
+}  // namespace rotquant::ops

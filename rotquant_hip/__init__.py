@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT
+"""Online rotation and MXFP4 quantisation for AMD gfx950, with a CPU version of every op.
+
+Importing needs no GPU and touches no device. The ops are ``torch.ops.rotquant_hip.*``; the
+functions here are the same ops with types and documentation.
+"""
+
+from rotquant_hip._loader import load_extension
+
+BUILD_INFO = load_extension()
+
+from rotquant_hip import fake  # noqa: E402, F401  (registers the fake kernels)
+from rotquant_hip.ops import (  # noqa: E402
+    GATE_MODES,
+    GROUP,
+    ROTATION_SIZES,
+    SCALE_MODES,
+    dequant,
+    quant,
+    rotate,
+    rotate_quant,
+    shuffle_scales,
+    shuffle_weight,
+    unshuffle_scales,
+    unshuffle_weight,
+)
+from rotquant_hip.version import __version__  # noqa: E402
+
+__all__ = [
+    "BUILD_INFO",
+    "GATE_MODES",
+    "GROUP",
+    "ROTATION_SIZES",
+    "SCALE_MODES",
+    "__version__",
+    "dequant",
+    "quant",
+    "rotate",
+    "rotate_quant",
+    "shuffle_scales",
+    "shuffle_weight",
+    "unshuffle_scales",
+    "unshuffle_weight",
+]
