@@ -27,15 +27,15 @@ struct Coord {
 // (group % 4) * 16 + row % 16 is the MFMA lane that owns that row and K block; its bytes are
 // (group / 4 % 2, row / 16 % 2), so that op_sel = 2 * k_half + row_half picks one.
 
-RQ_HOST_DEVICE constexpr int scale_tile_offset(int row, int group) {
+RQ_HOST_DEVICE constexpr uint32_t scale_tile_offset(uint32_t row, uint32_t group) {
   return (group % 4) * 64 + (row % 16) * 4 + (group / 4) * 2 + row / 16;
 }
 
 RQ_HOST_DEVICE constexpr int64_t scale_offset(int64_t row, int64_t group, int64_t padded_groups) {
   return row / kScaleTileRows * (kScaleTileRows * padded_groups) +
          group / kScaleTileGroups * kScaleTileBytes +
-         scale_tile_offset(static_cast<int>(row % kScaleTileRows),
-                           static_cast<int>(group % kScaleTileGroups));
+         scale_tile_offset(static_cast<uint32_t>(row % kScaleTileRows),
+                           static_cast<uint32_t>(group % kScaleTileGroups));
 }
 
 RQ_HOST_DEVICE constexpr Coord scale_coord(int64_t offset, int64_t padded_groups) {

@@ -11,19 +11,19 @@ namespace rotquant::arch {
 using f32x2 = float __attribute__((ext_vector_type(2)));
 using u32x4 = uint32_t __attribute__((ext_vector_type(4)));
 
-constexpr int kWaveSize = 64;
+constexpr uint32_t kWaveSize = 64;
 
 // --- where am I -------------------------------------------------------------------------------
-RQ_DEVICE int thread_index() { return static_cast<int>(__builtin_amdgcn_workitem_id_x()); }
-RQ_DEVICE int block_index_x() { return static_cast<int>(__builtin_amdgcn_workgroup_id_x()); }
-RQ_DEVICE int block_index_y() { return static_cast<int>(__builtin_amdgcn_workgroup_id_y()); }
+RQ_DEVICE uint32_t thread_index() { return __builtin_amdgcn_workitem_id_x(); }
+RQ_DEVICE uint32_t block_index_x() { return __builtin_amdgcn_workgroup_id_x(); }
+RQ_DEVICE uint32_t block_index_y() { return __builtin_amdgcn_workgroup_id_y(); }
 
 // A wave-uniform value, in a scalar register.
-RQ_DEVICE int uniform(int value) { return __builtin_amdgcn_readfirstlane(value); }
+RQ_DEVICE uint32_t uniform(uint32_t value) { return __builtin_amdgcn_readfirstlane(value); }
 
 // The same value, but the compiler no longer knows it: what is computed from it stays where it is
 // used instead of being hoisted out of a loop and kept in registers. No instruction.
-RQ_DEVICE int opaque(int value) {
+RQ_DEVICE uint32_t opaque(uint32_t value) {
   asm volatile("" : "+v"(value));
   return value;
 }
@@ -47,25 +47,22 @@ RQ_DEVICE void barrier() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
-// --- lane exchange by DPP: no LDS traffic, no wait --------------------------------------------
+// --- lane exchange ----------------------------------------------------------------------------
 namespace dpp {
-constexpr int kXor1 = 0xB1;      // quad_perm [1, 0, 3, 2]
-constexpr int kXor2 = 0x4E;      // quad_perm [2, 3, 0, 1]
-constexpr int kRowShl4 = 0x104;  // lane i reads lane i + 4 of its row of 16
-constexpr int kRowShr4 = 0x114;  // lane i reads lane i - 4
-constexpr int kAll = 0xF;
-// Banks (of 4 lanes) of a row whose lane index has bit 2 clear or set.
-constexpr int kBit2Clear = 0x5, kBit2Set = 0xA;
+constexpr int kXor1 = 0xB1;  // quad_perm [1, 0, 3, 2]
+constexpr int kXor2 = 0x4E;  // quad_perm [2, 3, 0, 1]
+constexpr int kAll = 0xF;    // row and bank masks
 }  // namespace dpp
+constexpr int kSwizzleXor4 = 0x101F;
 
 // Value of the lane whose index differs in the one bit kLaneBit (1, 2 or 4).
 template <int kLaneBit>
 RQ_DEVICE uint32_t from_xor_lane(uint32_t value) {
   static_assert(kLaneBit == 1 || kLaneBit == 2 || kLaneBit == 4);
   if constexpr (kLaneBit == 4) {
-    // No single control is xor 4: each half of the banks reads its own way.
-    const int low = __builtin_amdgcn_update_dpp(value, value, dpp::kRowShl4, dpp::kAll, dpp::kBit2Clear, false);
-    return __builtin_amdgcn_update_dpp(low, value, dpp::kRowShr4, dpp::kAll, dpp::kBit2Set, false);
+    // DPP has no xor 4 and would take two instructions a value; the LDS crossbar (no LDS memory is
+    // touched) takes none of the VALU's, which is what RS 256 is short of.
+    return __builtin_amdgcn_ds_swizzle(value, kSwizzleXor4);
   } else {
     constexpr int kControl = kLaneBit == 1 ? dpp::kXor1 : dpp::kXor2;
     return __builtin_amdgcn_mov_dpp(value, kControl, dpp::kAll, dpp::kAll, true);

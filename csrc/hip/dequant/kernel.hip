@@ -27,7 +27,7 @@ RQ_DEVICE void decode_group(device::u32x4 codes, float scale, arch::f32x2 (&y)[d
 RQ_GLOBAL RQ_LAUNCH_BOUNDS(device::kMaxThreads, device::kMinWaves) void dequant_kernel(const DequantArgs args) {
   const DequantParams& p = args.params;
   const int64_t groups = p.k / kGroup;
-  device::for_each_wave_tile(args.plan, p.rows, groups, [&](const device::WaveTile& tile, int lane) {
+  device::for_each_wave_tile(args.plan, p.rows, groups, [&](const device::WaveTile& tile, uint32_t lane) {
     const int64_t row = tile.readable_row(lane), group = tile.readable_group(lane);
     const int64_t index = row * groups + group;
     const uint8_t byte =

@@ -32,7 +32,7 @@ RQ_DEVICE void butterfly_in_lane(f32x2 (&y)[kPairs]) {
 }
 
 template <int kLaneBit>
-RQ_DEVICE void butterfly_across_lanes(f32x2 (&y)[kPairs], int lane) {
+RQ_DEVICE void butterfly_across_lanes(f32x2 (&y)[kPairs], uint32_t lane) {
   // Partner + own for the lower lane, partner - own for the upper: the product is exact, so this
   // rounds once, like the butterfly that it stands for.
   const float sign = lane & kLaneBit ? -1.0f : 1.0f;
@@ -45,7 +45,7 @@ RQ_DEVICE void butterfly_across_lanes(f32x2 (&y)[kPairs], int lane) {
 
 // Unnormalised Hadamard of every block of kSize channels; a block is kSize / 32 adjacent lanes.
 template <int kSize>
-RQ_DEVICE void fwht(f32x2 (&y)[kPairs], int lane) {
+RQ_DEVICE void fwht(f32x2 (&y)[kPairs], uint32_t lane) {
   butterfly_in_lane<1>(y);
   butterfly_in_lane<2>(y);
   butterfly_in_lane<4>(y);

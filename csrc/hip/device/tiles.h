@@ -25,33 +25,33 @@ namespace rotquant::device {
 
 using arch::u32x4;
 
-constexpr int kChunks = 4;  // of 16 bytes: a group of 16-bit channels
-constexpr int kChunkChannels = kGroup / kChunks;
-constexpr int kQuarter = arch::kWaveSize / kChunks;
+constexpr uint32_t kChunks = 4;  // of 16 bytes: a group of 16-bit channels
+constexpr uint32_t kChunkChannels = kGroup / kChunks;
+constexpr uint32_t kQuarter = arch::kWaveSize / kChunks;
 
 struct WaveTile {
   int64_t row0, group0;  // of lane 0
   int log2_groups;       // n above
   int64_t rows, groups;  // of the whole activation
 
-  RQ_DEVICE int row_in_tile(int lane) const { return lane >> log2_groups; }
-  RQ_DEVICE int group_in_tile(int lane) const { return lane & ((1 << log2_groups) - 1); }
-  RQ_DEVICE int64_t row(int lane) const { return row0 + row_in_tile(lane); }
-  RQ_DEVICE int64_t group(int lane) const { return group0 + group_in_tile(lane); }
-  RQ_DEVICE bool contains(int lane) const { return row(lane) < rows && group(lane) < groups; }
+  RQ_DEVICE uint32_t row_in_tile(uint32_t lane) const { return lane >> log2_groups; }
+  RQ_DEVICE uint32_t group_in_tile(uint32_t lane) const { return lane & ((1u << log2_groups) - 1); }
+  RQ_DEVICE int64_t row(uint32_t lane) const { return row0 + row_in_tile(lane); }
+  RQ_DEVICE int64_t group(uint32_t lane) const { return group0 + group_in_tile(lane); }
+  RQ_DEVICE bool contains(uint32_t lane) const { return row(lane) < rows && group(lane) < groups; }
   RQ_DEVICE bool full() const { return contains(arch::kWaveSize - 1); }
   // Lanes past the edge read the last row or group again, so that no load needs a predicate.
-  RQ_DEVICE int64_t readable_row(int lane) const { return row(lane) < rows ? row(lane) : rows - 1; }
-  RQ_DEVICE int64_t readable_group(int lane) const {
+  RQ_DEVICE int64_t readable_row(uint32_t lane) const { return row(lane) < rows ? row(lane) : rows - 1; }
+  RQ_DEVICE int64_t readable_group(uint32_t lane) const {
     return group(lane) < groups ? group(lane) : groups - 1;
   }
 };
 
-RQ_DEVICE int chunk_of(int lane) { return lane / kQuarter; }
-RQ_DEVICE int owner_of(int lane, int j) { return lane % kQuarter + j * kQuarter; }
+RQ_DEVICE uint32_t chunk_of(uint32_t lane) { return lane / kQuarter; }
+RQ_DEVICE uint32_t owner_of(uint32_t lane, uint32_t j) { return lane % kQuarter + j * kQuarter; }
 
 // Elements from the group of one lane to that of the lane `bit` further, in a full tile.
-RQ_DEVICE int64_t lane_stride(const WaveTile& tile, int64_t row_stride, int bit) {
+RQ_DEVICE int64_t lane_stride(const WaveTile& tile, int64_t row_stride, uint32_t bit) {
   return bit >> tile.log2_groups ? (bit >> tile.log2_groups) * row_stride : int64_t{bit} * kGroup;
 }
 
@@ -74,7 +74,7 @@ RQ_DEVICE f32x2 unpack(uint32_t pair) {
 
 // The 32 channels of every lane's group, as float32.
 template <DType kDType>
-RQ_DEVICE void load_group(const Activation& x, const WaveTile& tile, int lane, f32x2 (&y)[kPairs]) {
+RQ_DEVICE void load_group(const Activation& x, const WaveTile& tile, uint32_t lane, f32x2 (&y)[kPairs]) {
   if constexpr (kDType == DType::fp32) {
     // A group is a whole line here: the lane reads it alone, eight loads hit the same line.
     const float* p = static_cast<const float*>(x.data) + tile.readable_row(lane) * x.row_stride +
@@ -89,7 +89,7 @@ RQ_DEVICE void load_group(const Activation& x, const WaveTile& tile, int lane, f
     const auto* base = static_cast<const uint16_t*>(x.data) + chunk_of(lane) * kChunkChannels;
     u32x4 v[kChunks];
     if (tile.full()) {
-      const int first = owner_of(lane, 0);
+      const uint32_t first = owner_of(lane, 0);
       const uint16_t* p = base + tile.row(first) * x.row_stride + tile.group(first) * kGroup;
       const int64_t step = lane_stride(tile, x.row_stride, kQuarter);
       const int64_t half = lane_stride(tile, x.row_stride, 2 * kQuarter);
@@ -99,8 +99,8 @@ RQ_DEVICE void load_group(const Activation& x, const WaveTile& tile, int lane, f
       v[3] = arch::load_stream(p + half + step);
     } else {
       RQ_UNROLL
-      for (int j = 0; j < kChunks; ++j) {
-        const int owner = owner_of(lane, j);
+      for (uint32_t j = 0; j < kChunks; ++j) {
+        const uint32_t owner = owner_of(lane, j);
         v[j] = arch::load_stream(base + tile.readable_row(owner) * x.row_stride +
                                  tile.readable_group(owner) * kGroup);
       }
@@ -112,7 +112,7 @@ RQ_DEVICE void load_group(const Activation& x, const WaveTile& tile, int lane, f
 }
 
 // Stores every lane's 32 channels to a contiguous [rows, k] tensor.
-RQ_DEVICE void store_group(void* out, DType dtype, const WaveTile& tile, int lane,
+RQ_DEVICE void store_group(void* out, DType dtype, const WaveTile& tile, uint32_t lane,
                            const f32x2 (&y)[kPairs]) {
   const int64_t k = tile.groups * kGroup;
   if (dtype == DType::fp32) {
@@ -131,8 +131,8 @@ RQ_DEVICE void store_group(void* out, DType dtype, const WaveTile& tile, int lan
   swap_chunks(v);
   auto* base = static_cast<uint16_t*>(out) + chunk_of(lane) * kChunkChannels;
   RQ_UNROLL
-  for (int j = 0; j < kChunks; ++j) {
-    const int owner = owner_of(lane, j);
+  for (uint32_t j = 0; j < kChunks; ++j) {
+    const uint32_t owner = owner_of(lane, j);
     if (tile.contains(owner)) arch::store(base + tile.row(owner) * k + tile.group(owner) * kGroup, v[j]);
   }
 }
@@ -141,10 +141,10 @@ RQ_DEVICE void store_group(void* out, DType dtype, const WaveTile& tile, int lan
 // All threads of a workgroup make the same number of calls, so the body may have barriers.
 template <class Body>
 RQ_DEVICE void for_each_wave_tile(const TilePlan& plan, int64_t rows, int64_t groups, Body&& body) {
-  const int thread_lane = arch::thread_index() % arch::kWaveSize;
-  const int wave = arch::uniform(arch::thread_index() / arch::kWaveSize);
-  const int wave_rows = arch::kWaveSize >> plan.log2_groups;
-  const int tile_rows = plan.threads >> plan.log2_groups;
+  const uint32_t thread_lane = arch::thread_index() % arch::kWaveSize;
+  const uint32_t wave = arch::uniform(arch::thread_index() / arch::kWaveSize);
+  const uint32_t wave_rows = arch::kWaveSize >> plan.log2_groups;
+  const uint32_t tile_rows = plan.threads >> plan.log2_groups;
   for (int64_t r = arch::block_index_y(); r < plan.row_tiles; r += plan.grid_rows) {
     for (int64_t g = arch::block_index_x(); g < plan.group_tiles; g += plan.grid_groups) {
       const WaveTile tile{r * tile_rows + wave * wave_rows, g << plan.log2_groups, plan.log2_groups, rows, groups};

@@ -15,7 +15,7 @@ using device::WaveTile;
 
 // y = x * prescale, then H. With `fold` the caller puts the exact 2^-shift into the scale exponent.
 template <int kRotationSize>
-RQ_DEVICE void rotate_group(const Rotation& rotation, const WaveTile& tile, int lane, bool fold,
+RQ_DEVICE void rotate_group(const Rotation& rotation, const WaveTile& tile, uint32_t lane, bool fold,
                             f32x2 (&y)[kPairs]) {
   if constexpr (kRotationSize > 0) {
     if (rotation.prescale) {
@@ -46,11 +46,11 @@ RQ_DEVICE void round_to_bf16(f32x2 (&y)[kPairs]) {
 // The workgroup's 32 x 8 tile of shuffled scales: gathered in LDS, written as 256 contiguous bytes.
 // Cells outside the activation are 0.
 RQ_DEVICE void store_scale_tile(uint8_t* scales, uint8_t (&lds)[kScaleTileBytes], const WaveTile& tile,
-                                int lane, uint32_t byte) {
-  const int row = static_cast<int>(tile.row0) % static_cast<int>(kScaleTileRows) + tile.row_in_tile(lane);
+                                uint32_t lane, uint32_t byte) {
+  const uint32_t row = static_cast<uint32_t>(tile.row0) % kScaleTileRows + tile.row_in_tile(lane);
   lds[scale_tile_offset(row, tile.group_in_tile(lane))] = static_cast<uint8_t>(byte);
   arch::barrier();
-  const int thread = arch::thread_index();
+  const uint32_t thread = arch::thread_index();
   if (thread < kScaleTileBytes / 4) {
     const int64_t padded_groups = round_up_to(tile.groups, kScaleTileGroups);
     uint8_t* out = scales + scale_offset(tile.row0 - tile.row0 % kScaleTileRows, tile.group0, padded_groups);
@@ -67,7 +67,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(device::kMaxThreads, device::kMinWaves) void rotate_q
   const int shift = fold ? exponent_shift<kRotationSize>() : 0;
   int parity = 0;
 
-  device::for_each_wave_tile(args.plan, p.x.rows, p.x.k / kGroup, [&](const WaveTile& tile, int lane) {
+  device::for_each_wave_tile(args.plan, p.x.rows, p.x.k / kGroup, [&](const WaveTile& tile, uint32_t lane) {
     uint32_t scale = 0;
     if (tile.row0 < tile.rows) {
       f32x2 y[kPairs];
@@ -93,7 +93,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(device::kMaxThreads, device::kMinWaves) void rotate_q
 template <class Config>
 RQ_GLOBAL RQ_LAUNCH_BOUNDS(device::kMaxThreads, device::kMinWaves) void rotate_kernel(const RotateArgs args) {
   const RotateParams& p = args.params;
-  device::for_each_wave_tile(args.plan, p.x.rows, p.x.k / kGroup, [&](const WaveTile& tile, int lane) {
+  device::for_each_wave_tile(args.plan, p.x.rows, p.x.k / kGroup, [&](const WaveTile& tile, uint32_t lane) {
     if (tile.row0 >= tile.rows) return;
     f32x2 y[kPairs];
     device::load_group<Config::kDType>(p.x, tile, lane, y);
