@@ -9,23 +9,40 @@
 
 TORCH_LIBRARY(rotquant_hip, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
-  m.def("quant(Tensor x, *, str scale_mode='round_up', bool shuffle_scales=False) -> (Tensor codes, Tensor scales)", tags);
-  m.def("rotate(Tensor x, Tensor? rotation=None, *, int? rotation_size=None, Tensor? prescale=None, "
-        "ScalarType? out_dtype=None) -> Tensor", tags);
-  m.def("rotate_quant(Tensor x, Tensor? rotation=None, *, int? rotation_size=None, Tensor? prescale=None, "
-        "str scale_mode='round_up', bool shuffle_scales=False, bool bf16_intermediate=False) "
-        "-> (Tensor codes, Tensor scales)", tags);
-  m.def("dequant(Tensor codes, Tensor scales, *, ScalarType dtype=bfloat16, bool shuffled_scales=False) -> Tensor", tags);
+  m.def(
+      "quant(Tensor x, *, str scale_mode='round_up', bool shuffle_scales=False) -> (Tensor codes, "
+      "Tensor scales)",
+      tags);
+  m.def(
+      "rotate(Tensor x, Tensor? rotation=None, *, int? rotation_size=None, Tensor? prescale=None, "
+      "ScalarType? out_dtype=None) -> Tensor",
+      tags);
+  m.def(
+      "rotate_quant(Tensor x, Tensor? rotation=None, *, int? rotation_size=None, Tensor? "
+      "prescale=None, "
+      "str scale_mode='round_up', bool shuffle_scales=False, bool bf16_intermediate=False) "
+      "-> (Tensor codes, Tensor scales)",
+      tags);
+  m.def(
+      "dequant(Tensor codes, Tensor scales, *, ScalarType dtype=bfloat16, bool "
+      "shuffled_scales=False) -> Tensor",
+      tags);
   m.def("shuffle_scales(Tensor scales, *, str gate_mode='separated') -> Tensor", tags);
-  m.def("unshuffle_scales(Tensor scales, *, SymInt rows, SymInt groups, str gate_mode='separated') -> Tensor", tags);
+  m.def(
+      "unshuffle_scales(Tensor scales, *, SymInt rows, SymInt groups, str gate_mode='separated') "
+      "-> Tensor",
+      tags);
   m.def("shuffle_weight(Tensor weight, *, str gate_mode='separated') -> Tensor", tags);
   m.def("unshuffle_weight(Tensor weight, *, str gate_mode='separated') -> Tensor", tags);
   // Raises where `running` is not in the list `compiled`; what every launch asks first.
   m.def("_check_arch(str compiled, str running) -> ()",
-        [](const std::string& compiled, const std::string& running) { rotquant::require_arch(compiled, running); });
+        [](const std::string& compiled, const std::string& running) {
+          rotquant::require_arch(compiled, running);
+        });
 }
 
 PyMODINIT_FUNC PyInit__C() {
-  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+  static PyModuleDef module = {
+      PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);
 }

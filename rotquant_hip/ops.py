@@ -5,7 +5,7 @@ Shapes: ``M`` is the product of the leading dimensions, ``K`` the last dimension
 rotation size. ``codes`` and ``scales`` are uint8: two e2m1 codes a byte (element 2i in the low
 nibble of byte i) and one e8m0 byte, value 2^(byte - 127), per group of 32 along K. A library that
 wants torch's own dtypes takes a view: ``codes.view(torch.float4_e2m1fn_x2)``,
-``scales.view(torch.float8_e8m0fnu)``; those dtypes are accepted here wherever codes or scales go in.
+``scales.view(torch.float8_e8m0fnu)``; both are accepted here wherever codes or scales go in.
 
 Every op raises ``RuntimeError`` before anything is written if an argument does not fit; the
 message names the argument, what was expected and what came. No op mutates or aliases its

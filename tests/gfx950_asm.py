@@ -41,7 +41,9 @@ class Kernel:
     def name(self) -> str:
         """Readable: op, input dtype, RS, and mse where the kernel has that variant."""
         stem = re.match(r"_ZN8rotquant3hip\d+([a-z_0-9]+?)_kernel", self.symbol).group(1)
-        if config := re.search(r"DTypeE(\d)ELi(\d+)E(?:LNS_13ElementFormatE4ELb([01])E)?", self.symbol):
+        if config := re.search(
+            r"DTypeE(\d)ELi(\d+)E(?:LNS_13ElementFormatE4ELb([01])E)?", self.symbol
+        ):
             dtype, size, mse = config.groups()
             stem += f" {DTYPES[int(dtype)]} RS {size}" + (" mse" if mse == "1" else "")
         return stem
@@ -90,7 +92,9 @@ class Kernel:
 
 def read_kernels(path: Path) -> list[Kernel]:
     text = path.read_text()
-    metadata = yaml.safe_load(re.search(r"\.amdgpu_metadata\n(.*?)\n\s*\.end_amdgpu_metadata", text, re.S)[1])
+    metadata = yaml.safe_load(
+        re.search(r"\.amdgpu_metadata\n(.*?)\n\s*\.end_amdgpu_metadata", text, re.S)[1]
+    )
     return [
         Kernel(entry[".name"], entry, _blocks(_body(text, entry[".name"])))
         for entry in metadata["amdhsa.kernels"]

@@ -22,7 +22,16 @@ CHANNELS = 32  # a lane owns one scale group
 def kernels() -> list[Kernel]:
     build = ROOT / "build" / "gfx950"
     cmake = [sys.executable, "-m", "cmake"]
-    configure = [*cmake, "-S", ROOT, "-B", build, "-G", "Ninja", f"-DPython3_EXECUTABLE={sys.executable}"]
+    configure = [
+        *cmake,
+        "-S",
+        ROOT,
+        "-B",
+        build,
+        "-G",
+        "Ninja",
+        f"-DPython3_EXECUTABLE={sys.executable}",
+    ]
     for command in (configure, [*cmake, "--build", build, "--target", "gfx950"]):
         result = subprocess.run(command, capture_output=True, text=True)
         assert result.returncode == 0, result.stdout + result.stderr
@@ -47,7 +56,9 @@ def valu_per_channel(kernel: Kernel) -> float:
 def test_every_instance_is_there(kernels: list[Kernel]) -> None:
     sizes = (16, 32, 64, 128, 256)
     dtypes = ("bf16", "fp16", "fp32")
-    expected = {f"rotate_quant {d} RS {s}{m}" for d in dtypes for s in (0, *sizes) for m in ("", " mse")}
+    expected = {
+        f"rotate_quant {d} RS {s}{m}" for d in dtypes for s in (0, *sizes) for m in ("", " mse")
+    }
     expected |= {f"rotate {d} RS {s}" for d in dtypes for s in sizes}
     expected |= {"dequant", "shuffle_scales", "shuffle_weight"}
     assert {kernel.name for kernel in kernels} == expected
@@ -72,23 +83,34 @@ def test_hardware_converter(kernels: list[Kernel]) -> None:
         candidates = 2 if kernel.name.endswith("mse") else 1
         assert count == candidates * CHANNELS // 2, f"{kernel.name}: {count} x {CONVERTER}"
     (dequant,) = of_stem(kernels, "dequant")
-    assert sum(i.startswith("v_cvt_scalef32_pk_f32_fp4") for i in dequant.instructions) == CHANNELS // 2
+    assert (
+        sum(i.startswith("v_cvt_scalef32_pk_f32_fp4") for i in dequant.instructions)
+        == CHANNELS // 2
+    )
 
 
 def test_only_16_byte_vector_loads(kernels: list[Kernel]) -> None:
     """On every path, tails and unaligned rows included; x with the non-temporal hint."""
     for kernel in of_stem(kernels, "rotate_quant", "rotate"):
-        loads = [i for i in kernel.instructions if i.split()[0].startswith(("global_load", "buffer_load"))]
+        loads = [
+            i
+            for i in kernel.instructions
+            if i.split()[0].startswith(("global_load", "buffer_load"))
+        ]
         assert {i.split()[0] for i in loads} == {"global_load_dwordx4"}, kernel.name
         streamed = sum(i.endswith(" nt") for i in loads)
-        assert streamed >= (8 if "fp32" in kernel.name else 4), f"{kernel.name}: {streamed} nt loads"
+        assert streamed >= (8 if "fp32" in kernel.name else 4), (
+            f"{kernel.name}: {streamed} nt loads"
+        )
 
 
 def test_codes_leave_in_16_byte_stores(kernels: list[Kernel]) -> None:
     for kernel in of_stem(kernels, "rotate_quant"):
         stores = sorted(i.split()[0] for i in kernel.instructions if i.startswith("global_store"))
         # codes, natural scales, a dword of a shuffled scale tile
-        assert stores == ["global_store_byte", "global_store_dword", "global_store_dwordx4"], kernel.name
+        assert stores == ["global_store_byte", "global_store_dword", "global_store_dwordx4"], (
+            kernel.name
+        )
 
 
 def test_packed_arithmetic(kernels: list[Kernel]) -> None:
@@ -110,20 +132,21 @@ def test_valu_issue_stays_below_the_memory_bound(kernels: list[Kernel]) -> None:
     budget = 256 * 4 * 16 * 2.4e9 / 8e12 * (2 + 1 / 2 + 1 / 32)
     for kernel in of_stem(kernels, "rotate_quant"):
         if "bf16" in kernel.name and not kernel.name.endswith("mse"):
-            assert valu_per_channel(kernel) < budget, f"{kernel.name}: {valu_per_channel(kernel):.2f}"
+            assert valu_per_channel(kernel) < budget, (
+                f"{kernel.name}: {valu_per_channel(kernel):.2f}"
+            )
 
 
 def test_print_the_table(kernels: list[Kernel], capsys) -> None:
     """Counted in the code object; VALU per channel is the full-tile path of one wave tile."""
-    rows = [
-        f"{'gfx950 kernel':32} {'VGPR':>5} {'SGPR':>5} {'LDS':>5} {'waves/SIMD':>11} {'VALU/channel':>13}"
-    ]
+    heads = ("VGPR", "SGPR", "LDS", "waves/SIMD", "VALU/channel")
+    rows = [f"{'gfx950 kernel':32}" + "".join(f" {head:>{max(5, len(head))}}" for head in heads)]
     for kernel in kernels:
         meta = kernel.metadata
         per_channel = "" if kernel.name.startswith("shuffle") else f"{valu_per_channel(kernel):.2f}"
         rows.append(
             f"{kernel.name:32} {meta['.vgpr_count']:5} {meta['.sgpr_count']:5} "
-            f"{meta['.group_segment_fixed_size']:5} {kernel.waves_per_simd:11} {per_channel:>13}"
+            f"{meta['.group_segment_fixed_size']:5} {kernel.waves_per_simd:10} {per_channel:>12}"
         )
     with capsys.disabled():
         print("\n" + "\n".join(rows))

@@ -19,9 +19,10 @@ inline void require_arch(const std::string& compiled, const std::string& running
     if (!entry.empty() && entry.substr(0, entry.find(':')) == name) return;
     begin = end + 1;
   }
-  throw std::runtime_error("rotquant_hip was compiled for " + (compiled.empty() ? "no GPU" : compiled) +
-                           ", but the current device is " + running +
-                           "; rebuild with PYTORCH_ROCM_ARCH=" + name + " if that architecture is supported");
+  throw std::runtime_error(
+      "rotquant_hip was compiled for " + (compiled.empty() ? "no GPU" : compiled) +
+      ", but the current device is " + running + "; rebuild with PYTORCH_ROCM_ARCH=" + name +
+      " if that architecture is supported");
 }
 
 }  // namespace rotquant

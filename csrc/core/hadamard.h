@@ -25,7 +25,11 @@ inline bool for_rotation_size(int size, F&& f) {
 template <int kSize>
 struct Hadamard {
   static_assert(kSize >= kMinRotation && kSize <= kMaxRotation && (kSize & (kSize - 1)) == 0);
-  static constexpr int kLog2 = kSize == 16 ? 4 : kSize == 32 ? 5 : kSize == 64 ? 6 : kSize == 128 ? 7 : 8;
+  static constexpr int kLog2 = kSize == 16    ? 4
+                               : kSize == 32  ? 5
+                               : kSize == 64  ? 6
+                               : kSize == 128 ? 7
+                                              : 8;
   // 1/sqrt(RS) is 2^-kShift for 16, 64 and 256: it goes into the scale exponent for free.
   static constexpr bool kExact = kLog2 % 2 == 0;
   static constexpr int kShift = kLog2 / 2;

@@ -58,6 +58,10 @@ RQ_HOST_DEVICE constexpr int64_t separated_row(int64_t row, int64_t inter) {
   return tile % 2 * inter + tile / 2 * 16 + row % 16;
 }
 
+static_assert(separated_row(interleaved_row(0, 48), 48) == 0);
+static_assert(separated_row(interleaved_row(47, 48), 48) == 47);
+static_assert(separated_row(interleaved_row(95, 48), 48) == 95);
+
 // --- packed weight codes ----------------------------------------------------------------------
 // Blocks of 16 rows x 16 bytes (32 elements) are contiguous, so that one lane's MFMA operand is a
 // 16-byte load. Valid for rows % 16 == 0 and row_bytes % 16 == 0.
@@ -70,5 +74,8 @@ RQ_HOST_DEVICE constexpr Coord weight_coord(int64_t offset, int64_t row_bytes) {
   const int64_t in = offset % (16 * row_bytes);
   return {offset / (16 * row_bytes) * 16 + in / 16 % 16, in / 256 * 16 + in % 16};
 }
+
+static_assert(weight_offset(weight_coord(5000, 96).row, weight_coord(5000, 96).column, 96) == 5000);
+static_assert(scale_offset(scale_coord(5000, 24).row, scale_coord(5000, 24).column, 24) == 5000);
 
 }  // namespace rotquant

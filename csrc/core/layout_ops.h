@@ -7,7 +7,7 @@
 
 namespace rotquant {
 
-// --- scales: an item is one output byte ---------------------------------------------------------
+// --- scales: an item is one dword of the shuffled tensor, an MFMA lane's four scales --------------
 
 // Rows of one expert in the shuffled tensor: padded to 256, except where gate and up interleave.
 RQ_HOST_DEVICE int64_t shuffled_rows(const ShuffleScalesParams& p) {
@@ -15,26 +15,28 @@ RQ_HOST_DEVICE int64_t shuffled_rows(const ShuffleScalesParams& p) {
 }
 
 RQ_HOST_DEVICE int64_t shuffle_scale_items(const ShuffleScalesParams& p) {
-  return p.experts * (p.inverse ? p.rows * p.groups : shuffled_rows(p) * round_up_to(p.groups, kScaleTileGroups));
+  return p.experts * shuffled_rows(p) * round_up_to(p.groups, kScaleTileGroups) / 4;
 }
 
-RQ_HOST_DEVICE void shuffle_scale_at(const ShuffleScalesParams& p, int64_t item) {
+RQ_HOST_DEVICE void shuffle_scale_dword_at(const ShuffleScalesParams& p, int64_t item) {
   const int64_t padded_groups = round_up_to(p.groups, kScaleTileGroups);
-  const int64_t natural = p.rows * p.groups, shuffled = shuffled_rows(p) * padded_groups;
-  if (p.inverse) {
-    const int64_t expert = item / natural, row = item % natural / p.groups, group = item % p.groups;
-    const int64_t source = p.inter ? interleaved_row(row, p.inter) : row;
-    p.out[item] = p.in[expert * shuffled + scale_offset(source, group, padded_groups)];
-  } else {
-    const int64_t expert = item / shuffled;
-    const Coord at = scale_coord(item % shuffled, padded_groups);
-    const bool real = at.row < p.rows && at.column < p.groups;
-    const int64_t row = p.inter ? separated_row(at.row, p.inter) : at.row;
-    p.out[item] = real ? p.in[expert * natural + row * p.groups + at.column] : uint8_t{0};
+  const int64_t expert_bytes = shuffled_rows(p) * padded_groups;
+  const int64_t offset = item * 4, expert = offset / expert_bytes;
+  const Coord first = scale_coord(offset % expert_bytes, padded_groups);
+  for (int byte = 0; byte < 4; ++byte) {
+    const int64_t row = first.row + byte % 2 * 16, group = first.column + byte / 2 * 4;
+    const bool real = row < p.rows && group < p.groups;
+    const int64_t source_row = p.inter ? separated_row(row, p.inter) : row;
+    const int64_t natural = (expert * p.rows + source_row) * p.groups + group;
+    if (!p.inverse)
+      p.out[offset + byte] = real ? p.in[natural] : uint8_t{0};
+    else if (real)
+      p.out[natural] = p.in[offset + byte];
   }
 }
 
-// --- weights: an item is 16 bytes, the run that both layouts keep together --------------------------
+// --- weights: an item is 16 bytes, the run that both layouts keep together
+// --------------------------
 
 constexpr int64_t kWeightChunk = 16;
 

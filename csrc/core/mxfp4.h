@@ -9,7 +9,7 @@
 
 namespace rotquant {
 
-constexpr int kGroup = 32;              // elements that share a scale
+constexpr int kGroup = 32;               // elements that share a scale
 constexpr int kGroupBytes = kGroup / 2;  // their packed e2m1 codes
 constexpr uint8_t kScaleNaN = 255;
 

@@ -12,7 +12,7 @@ namespace rotquant {
 enum class DType : int { bf16, fp16, fp32 };
 
 struct Activation {
-  const void* data;    // [rows, k], elements of `dtype`, last stride 1
+  const void* data;  // [rows, k], elements of `dtype`, last stride 1
   DType dtype;
   int64_t rows;        // product of the leading dimensions
   int64_t k;           // channels, a multiple of 32 and of the rotation size
@@ -20,8 +20,8 @@ struct Activation {
 };
 
 struct Rotation {
-  int size;               // RS: 16, 32, 64, 128, 256; 0 = no rotation
-  const float* matrix;    // null = Hadamard / sqrt(RS); else [RS, RS] or [k / RS, RS, RS], y = x @ R
+  int size;             // RS: 16, 32, 64, 128, 256; 0 = no rotation
+  const float* matrix;  // null = Hadamard / sqrt(RS); else [RS, RS] or [k / RS, RS, RS], y = x @ R
   int64_t matrix_stride;  // elements from one block's matrix to the next; 0 = one matrix for all
   const float* prescale;  // [k] or null, multiplied in before the rotation
 };

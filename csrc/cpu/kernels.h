@@ -32,7 +32,8 @@ RQ_INLINE void store_as(void* data, DType dtype, int64_t index, f32v v) {
 template <int kStep, int kVectors>
 RQ_INLINE void butterfly(f32v (&v)[kVectors]) {
   if constexpr (kStep < kLanes) {
-    for (int i = 0; i < kVectors; ++i) v[i] = xor_lanes<kStep>(v[i]) + v[i] * butterfly_signs<kStep>();
+    for (int i = 0; i < kVectors; ++i)
+      v[i] = xor_lanes<kStep>(v[i]) + v[i] * butterfly_signs<kStep>();
   } else {
     constexpr int kDistance = kStep / kLanes;
     for (int i = 0; i < kVectors; ++i) {
@@ -63,21 +64,24 @@ RQ_INLINE void multiply(f32v (&v)[kSize / kLanes], const float* matrix) {
   memcpy(x, v, sizeof(x));
   f32v sum[kSize / kLanes] = {};
   for (int i = 0; i < kSize; ++i)
-    for (int j = 0; j < kSize / kLanes; ++j) sum[j] += x[i] * load<f32v>(matrix + i * kSize + j * kLanes);
+    for (int j = 0; j < kSize / kLanes; ++j)
+      sum[j] += x[i] * load<f32v>(matrix + i * kSize + j * kLanes);
   memcpy(v, sum, sizeof(sum));
 }
 
 // kSize channels of one row from channel k0 on. With `fold` the exact 2^-shift of the Hadamard is
 // left to the scale exponent.
 template <int kSize>
-RQ_INLINE void load_rotated(const Activation& x, const Rotation& rotation, int64_t row, int64_t k0, bool fold,
-                            f32v (&v)[kSize / kLanes]) {
+RQ_INLINE void load_rotated(const Activation& x, const Rotation& rotation, int64_t row, int64_t k0,
+                            bool fold, f32v (&v)[kSize / kLanes]) {
   for (int i = 0; i < kSize / kLanes; ++i)
     v[i] = load_as_float(x.data, x.dtype, row * x.row_stride + k0 + i * kLanes);
   if (rotation.size == 0) return;
   if (rotation.prescale)
-    for (int i = 0; i < kSize / kLanes; ++i) v[i] *= load<f32v>(rotation.prescale + k0 + i * kLanes);
-  if (rotation.matrix) return multiply<kSize>(v, rotation.matrix + k0 / kSize * rotation.matrix_stride);
+    for (int i = 0; i < kSize / kLanes; ++i)
+      v[i] *= load<f32v>(rotation.prescale + k0 + i * kLanes);
+  if (rotation.matrix)
+    return multiply<kSize>(v, rotation.matrix + k0 / kSize * rotation.matrix_stride);
   fwht<kSize>(v);
   if (!Hadamard<kSize>::kExact || !fold)
     for (auto& part : v) part *= Hadamard<kSize>::kFactor;
@@ -94,7 +98,8 @@ RQ_INLINE float squared_error(f32v lo, f32v hi, float inverse_scale, float finer
 }
 
 // One group; writes 16 code bytes and returns the scale byte.
-RQ_INLINE uint8_t quantize_group(f32v lo, f32v hi, uint32_t bias, bool mse, int shift, uint8_t* codes) {
+RQ_INLINE uint8_t quantize_group(f32v lo, f32v hi, uint32_t bias, bool mse, int shift,
+                                 uint8_t* codes) {
   const uint32_t amax = max_bits(as_bits(lo) & 0x7FFFFFFFu, as_bits(hi) & 0x7FFFFFFFu);
   if (!has_codes(amax)) {
     memset(codes, 0, kGroupBytes);
@@ -102,7 +107,8 @@ RQ_INLINE uint8_t quantize_group(f32v lo, f32v hi, uint32_t bias, bool mse, int 
   }
   int byte = scale_byte(amax, bias, shift);
   float inverse = exp2_int(127 - byte - shift);
-  if (mse && byte > 0 && squared_error(lo, hi, inverse, 2.0f) < squared_error(lo, hi, inverse, 1.0f)) {
+  if (mse && byte > 0 &&
+      squared_error(lo, hi, inverse, 2.0f) < squared_error(lo, hi, inverse, 1.0f)) {
     --byte;
     inverse = exp2_int(127 - byte - shift);
   }
@@ -123,7 +129,8 @@ RQ_INLINE void rotate_items(const RotateParams& p, int64_t begin, int64_t end) {
     const int64_t row = item / blocks, k0 = item % blocks * kSize;
     f32v v[kSize / kLanes];
     load_rotated<kSize>(p.x, p.rotation, row, k0, false, v);
-    for (int i = 0; i < kSize / kLanes; ++i) store_as(p.y, p.y_dtype, row * p.x.k + k0 + i * kLanes, v[i]);
+    for (int i = 0; i < kSize / kLanes; ++i)
+      store_as(p.y, p.y_dtype, row * p.x.k + k0 + i * kLanes, v[i]);
   }
 }
 
@@ -149,8 +156,9 @@ RQ_INLINE void rotate_quant_items(const RotateQuantParams& p, int64_t begin, int
       for (auto& part : v) part = from_bf16(to_bf16(part));
     for (int g = 0; g < kItem / kGroup; ++g) {
       const int64_t group = k0 / kGroup + g, index = row * groups + group;
-      const uint8_t byte = quantize_group(v[2 * g], v[2 * g + 1], bias, p.scale_mode == ScaleMode::mse, shift,
-                                          p.codes + index * kGroupBytes);
+      const uint8_t byte =
+          quantize_group(v[2 * g], v[2 * g + 1], bias, p.scale_mode == ScaleMode::mse, shift,
+                         p.codes + index * kGroupBytes);
       p.scales[p.shuffle_scales ? scale_offset(row, group, padded_groups) : index] = byte;
     }
   }
@@ -160,13 +168,16 @@ RQ_INLINE void dequant_items(const DequantParams& p, int64_t begin, int64_t end)
   const int64_t groups = p.k / kGroup, padded_groups = round_up_to(groups, kScaleTileGroups);
   for (int64_t item = begin; item < end; ++item) {
     const uint8_t* codes = p.codes + item * kGroupBytes;
-    const float scale =
-        e8m0_value(p.scales[p.shuffled_scales ? scale_offset(item / groups, item % groups, padded_groups) : item]);
+    const float scale = e8m0_value(
+        p.scales[p.shuffled_scales ? scale_offset(item / groups, item % groups, padded_groups)
+                                   : item]);
     uint16_t spread[kGroupBytes];  // low nibble to the low byte, high nibble to the high byte
-    for (int i = 0; i < kGroupBytes; ++i) spread[i] = static_cast<uint16_t>((codes[i] & 15) | (codes[i] >> 4) << 8);
+    for (int i = 0; i < kGroupBytes; ++i)
+      spread[i] = static_cast<uint16_t>((codes[i] & 15) | (codes[i] >> 4) << 8);
     for (int half = 0; half < 2; ++half) {
       const u8v code = load<u8v>(reinterpret_cast<const uint8_t*>(spread) + half * kLanes);
-      store_as(p.y, p.y_dtype, item * kGroup + half * kLanes, e2m1_values(__builtin_convertvector(code, u32v)) * scale);
+      store_as(p.y, p.y_dtype, item * kGroup + half * kLanes,
+               e2m1_values(__builtin_convertvector(code, u32v)) * scale);
     }
   }
 }
@@ -177,7 +188,8 @@ void rotate(const RotateParams& p, int64_t begin, int64_t end) {
 
 void rotate_quant(const RotateQuantParams& p, int64_t begin, int64_t end) {
   if (p.rotation.size == 0) return rotate_quant_items<kGroup>(p, begin, end);
-  for_rotation_size(p.rotation.size, [&]<int kSize>() { rotate_quant_items<kSize>(p, begin, end); });
+  for_rotation_size(p.rotation.size,
+                    [&]<int kSize>() { rotate_quant_items<kSize>(p, begin, end); });
 }
 
 void dequant(const DequantParams& p, int64_t begin, int64_t end) { dequant_items(p, begin, end); }

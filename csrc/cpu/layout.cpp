@@ -5,7 +5,7 @@
 namespace rotquant::cpu {
 
 void shuffle_scales(const ShuffleScalesParams& params, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; ++i) shuffle_scale_at(params, i);
+  for (int64_t i = begin; i < end; ++i) shuffle_scale_dword_at(params, i);
 }
 
 void shuffle_weight(const ShuffleWeightParams& params, int64_t begin, int64_t end) {

@@ -4,11 +4,11 @@
 
 namespace rotquant::cpu {
 
-#define RQ_DECLARE(isa)                                                          \
-  namespace isa {                                                                \
-  void rotate(const RotateParams& params, int64_t begin, int64_t end);           \
+#define RQ_DECLARE(isa)                                                           \
+  namespace isa {                                                                 \
+  void rotate(const RotateParams& params, int64_t begin, int64_t end);            \
   void rotate_quant(const RotateQuantParams& params, int64_t begin, int64_t end); \
-  void dequant(const DequantParams& params, int64_t begin, int64_t end);         \
+  void dequant(const DequantParams& params, int64_t begin, int64_t end);          \
   }
 RQ_DECLARE(baseline)
 #if defined(__x86_64__)
@@ -49,7 +49,11 @@ int64_t rotate_quant_items(const RotateQuantParams& p) {
 int64_t dequant_items(const DequantParams& p) { return p.rows * (p.k / kGroup); }
 
 void rotate(const RotateParams& p, int64_t begin, int64_t end) { kernels().rotate(p, begin, end); }
-void rotate_quant(const RotateQuantParams& p, int64_t begin, int64_t end) { kernels().rotate_quant(p, begin, end); }
-void dequant(const DequantParams& p, int64_t begin, int64_t end) { kernels().dequant(p, begin, end); }
+void rotate_quant(const RotateQuantParams& p, int64_t begin, int64_t end) {
+  kernels().rotate_quant(p, begin, end);
+}
+void dequant(const DequantParams& p, int64_t begin, int64_t end) {
+  kernels().dequant(p, begin, end);
+}
 
 }  // namespace rotquant::cpu

@@ -51,10 +51,14 @@ RQ_INLINE f32v splat(float v) { return f32v{} + v; }
 // Lane i reads lane i ^ kDistance.
 template <int kDistance>
 RQ_INLINE f32v xor_lanes(f32v v) {
-  if constexpr (kDistance == 1) return RQ_SHUFFLE(v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-  if constexpr (kDistance == 2) return RQ_SHUFFLE(v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-  if constexpr (kDistance == 4) return RQ_SHUFFLE(v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-  if constexpr (kDistance == 8) return RQ_SHUFFLE(v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  if constexpr (kDistance == 1)
+    return RQ_SHUFFLE(v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+  if constexpr (kDistance == 2)
+    return RQ_SHUFFLE(v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  if constexpr (kDistance == 4)
+    return RQ_SHUFFLE(v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  if constexpr (kDistance == 8)
+    return RQ_SHUFFLE(v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
 }
 
 // 1 in lanes where the bit kDistance of the index is clear, -1 where it is set.
@@ -65,7 +69,8 @@ RQ_INLINE f32v butterfly_signs() {
   return s;
 }
 
-// --- 16-bit formats, by integer arithmetic: exact, and the same on every instruction set ----------
+// --- 16-bit formats, by integer arithmetic: exact, and the same on every instruction set
+// ----------
 
 RQ_INLINE f32v from_bf16(u16v h) { return as_float(__builtin_convertvector(h, u32v) << 16); }
 
@@ -122,7 +127,8 @@ RQ_INLINE float tree_sum(f32v a, f32v b) {
 RQ_INLINE u32v e2m1_codes(f32v value) {
   const u32v bits = as_bits(value);
   const f32v t = as_float(bits & 0x7FFFFFFFu);
-  const i32v below = (t > 0.25f) + (t >= 0.75f) + (t > 1.25f) + (t >= 1.75f) + (t > 2.5f) + (t >= 3.5f) + (t > 5.0f);
+  const i32v below = (t > 0.25f) + (t >= 0.75f) + (t > 1.25f) + (t >= 1.75f) + (t > 2.5f) +
+                     (t >= 3.5f) + (t > 5.0f);
   return (u32v)-below | (bits >> 28 & 8u);
 }
 

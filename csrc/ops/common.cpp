@@ -8,7 +8,8 @@ DType dtype_of(at::ScalarType type, const char* argument) {
     case at::kBFloat16: return DType::bf16;
     case at::kHalf: return DType::fp16;
     case at::kFloat: return DType::fp32;
-    default: TORCH_CHECK(false, argument, ": expected dtype bfloat16, float16 or float32, got ", type);
+    default:
+      TORCH_CHECK(false, argument, ": expected dtype bfloat16, float16 or float32, got ", type);
   }
 }
 
@@ -18,7 +19,9 @@ ScaleMode scale_mode_of(std::string_view name) {
   if (name == "even") return ScaleMode::even;
   if (name == "ceil") return ScaleMode::ceil;
   if (name == "mse") return ScaleMode::mse;
-  TORCH_CHECK(false, "scale_mode: expected one of 'round_up', 'floor', 'even', 'ceil', 'mse', got '", name, "'");
+  TORCH_CHECK(false,
+              "scale_mode: expected one of 'round_up', 'floor', 'even', 'ceil', 'mse', got '", name,
+              "'");
 }
 
 bool interleaved(std::string_view gate_mode) {
@@ -29,19 +32,21 @@ bool interleaved(std::string_view gate_mode) {
 
 at::Tensor bytes_of(const at::Tensor& t, const char* argument) {
   const auto type = t.scalar_type();
-  RQ_CHECK(type == at::kByte || type == at::ScalarType::Float4_e2m1fn_x2 || type == at::ScalarType::Float8_e8m0fnu,
+  RQ_CHECK(type == at::kByte || type == at::ScalarType::Float4_e2m1fn_x2 ||
+               type == at::ScalarType::Float8_e8m0fnu,
            argument, "dtype uint8 (or float4_e2m1fn_x2 / float8_e8m0fnu)", type);
   return (type == at::kByte ? t : t.view(at::kByte)).contiguous();
 }
 
 void check_device(const at::Tensor& t, const char* argument, const at::Tensor& x) {
-  RQ_CHECK(t.device() == x.device(), argument, c10::str("device ", x.device(), ", the one of the first argument"),
-           t.device());
+  RQ_CHECK(t.device() == x.device(), argument,
+           c10::str("device ", x.device(), ", the one of the first argument"), t.device());
 }
 
 namespace {
 
-// The one stride between rows, if the leading dimensions have one. Dimensions of size 1 do not count.
+// The one stride between rows, if the leading dimensions have one. Dimensions of size 1 do not
+// count.
 std::optional<int64_t> row_stride(const at::Tensor& x) {
   if (x.stride(-1) != 1) return std::nullopt;
   std::optional<int64_t> innermost, next;
@@ -60,7 +65,9 @@ Rows rows_of(const at::Tensor& x) {
   const DType dtype = dtype_of(x.scalar_type(), "x");
   RQ_CHECK(x.dim() >= 1, "x", "at least 1 dimension", "a scalar");
   const int64_t k = x.size(-1);
-  RQ_CHECK(k % kGroup == 0, "x", c10::str("last dimension divisible by ", kGroup, ", the scale group"), "shape ", x.sizes());
+  RQ_CHECK(k % kGroup == 0, "x",
+           c10::str("last dimension divisible by ", kGroup, ", the scale group"), "shape ",
+           x.sizes());
   const int64_t rows = k == 0 ? 0 : x.numel() / k;
   std::optional<int64_t> stride = x.numel() == 0 ? k : row_stride(x);
   at::Tensor tensor = stride ? x : x.contiguous();

@@ -11,6 +11,9 @@
 #include <string>
 
 #include "core/params.h"
+#ifdef ROTQUANT_WITH_HIP
+#include "hip/arch/runtime.h"
+#endif
 
 namespace rotquant::ops {
 
@@ -23,7 +26,8 @@ DType dtype_of(at::ScalarType type, const char* argument);
 ScaleMode scale_mode_of(std::string_view name);
 bool interleaved(std::string_view gate_mode);
 
-// uint8, or a torch dtype of the same width (float4_e2m1fn_x2, float8_e8m0fnu), as contiguous uint8.
+// uint8, or a torch dtype of the same width (float4_e2m1fn_x2, float8_e8m0fnu), as contiguous
+// uint8.
 at::Tensor bytes_of(const at::Tensor& t, const char* argument);
 
 void check_device(const at::Tensor& t, const char* argument, const at::Tensor& x);
@@ -50,7 +54,17 @@ void parallel_items(int64_t items, int64_t elements, F&& f) {
   at::parallel_for(0, items, std::max<int64_t>(1, kGrainElements / elements), f);
 }
 
-#ifdef ROTQUANT_WITH_HIP
+#if defined(ROTQUANT_HIP_EMULATE)
+// The build against emulator/: a CPU tensor's op runs the gfx950 machine code, executed by the CPU.
+inline bool runs_on_gpu(const at::Tensor& t) { return t.is_cpu(); }
+
+template <class F>
+void on_device_of(const at::Tensor&, F&& f) {
+  f(nullptr);
+}
+#elif defined(ROTQUANT_WITH_HIP)
+inline bool runs_on_gpu(const at::Tensor& t) { return t.is_cuda(); }
+
 // GPU: guards the tensor's device, then f(its current stream). First thing in a GPU path, before
 // anything asks for the current device.
 template <class F>

@@ -11,7 +11,8 @@
 namespace rotquant::ops {
 namespace {
 
-at::Tensor dequant(const at::Tensor& codes_in, const at::Tensor& scales_in, at::ScalarType dtype, bool shuffled_scales) {
+at::Tensor dequant(const at::Tensor& codes_in, const at::Tensor& scales_in, at::ScalarType dtype,
+                   bool shuffled_scales) {
   const at::Tensor codes = bytes_of(codes_in, "codes"), scales = bytes_of(scales_in, "scales");
   check_device(scales, "scales", codes);
   const DType y_dtype = dtype_of(dtype, "dtype");
@@ -20,16 +21,22 @@ at::Tensor dequant(const at::Tensor& codes_in, const at::Tensor& scales_in, at::
   const int64_t k = codes.size(-1) * 2, groups = k / kGroup;
   const int64_t rows = k == 0 ? 0 : codes.numel() / codes.size(-1);
   const std::vector<int64_t> expected =
-      shuffled_scales ? std::vector<int64_t>{round_up_to(rows, kScaleRowPadding), round_up_to(groups, kScaleTileGroups)}
+      shuffled_scales ? std::vector<int64_t>{round_up_to(rows, kScaleRowPadding),
+                                             round_up_to(groups, kScaleTileGroups)}
                       : with_last(codes, groups);
-  RQ_CHECK(scales.sizes() == at::IntArrayRef(expected), "scales", c10::str("shape ", at::IntArrayRef(expected)),
-           "shape ", scales.sizes());
+  RQ_CHECK(scales.sizes() == at::IntArrayRef(expected), "scales",
+           c10::str("shape ", at::IntArrayRef(expected)), "shape ", scales.sizes());
 
   at::Tensor y = at::empty(with_last(codes, k), codes.options().dtype(dtype));
-  const DequantParams params{codes.const_data_ptr<uint8_t>(), scales.const_data_ptr<uint8_t>(), shuffled_scales,
-                             rows, k, y.mutable_data_ptr(), y_dtype};
+  const DequantParams params{codes.const_data_ptr<uint8_t>(),
+                             scales.const_data_ptr<uint8_t>(),
+                             shuffled_scales,
+                             rows,
+                             k,
+                             y.mutable_data_ptr(),
+                             y_dtype};
 #ifdef ROTQUANT_WITH_HIP
-  if (codes.is_cuda()) {
+  if (runs_on_gpu(codes)) {
     on_device_of(codes, [&](hipStream_t stream) { hip::dequant(params, stream); });
     return y;
   }
@@ -42,7 +49,7 @@ at::Tensor dequant(const at::Tensor& codes_in, const at::Tensor& scales_in, at::
 }  // namespace
 
 TORCH_LIBRARY_IMPL(rotquant_hip, CPU, m) { m.impl("dequant", dequant); }
-#ifdef ROTQUANT_WITH_HIP
+#if defined(ROTQUANT_WITH_HIP) && !defined(ROTQUANT_HIP_EMULATE)
 TORCH_LIBRARY_IMPL(rotquant_hip, CUDA, m) { m.impl("dequant", dequant); }
 #endif
 

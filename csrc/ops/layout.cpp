@@ -12,24 +12,27 @@
 namespace rotquant::ops {
 namespace {
 
-void run(const at::Tensor& t, const ShuffleScalesParams& params) {
+void run([[maybe_unused]] const at::Tensor& t, const ShuffleScalesParams& params) {
 #ifdef ROTQUANT_WITH_HIP
-  if (t.is_cuda()) return on_device_of(t, [&](hipStream_t stream) { hip::shuffle_scales(params, stream); });
+  if (runs_on_gpu(t))
+    return on_device_of(t, [&](hipStream_t stream) { hip::shuffle_scales(params, stream); });
 #endif
-  parallel_items(shuffle_scale_items(params), 1,
+  parallel_items(shuffle_scale_items(params), 4,
                  [&](int64_t begin, int64_t end) { cpu::shuffle_scales(params, begin, end); });
 }
 
-void run(const at::Tensor& t, const ShuffleWeightParams& params) {
+void run([[maybe_unused]] const at::Tensor& t, const ShuffleWeightParams& params) {
 #ifdef ROTQUANT_WITH_HIP
-  if (t.is_cuda()) return on_device_of(t, [&](hipStream_t stream) { hip::shuffle_weight(params, stream); });
+  if (runs_on_gpu(t))
+    return on_device_of(t, [&](hipStream_t stream) { hip::shuffle_weight(params, stream); });
 #endif
   parallel_items(shuffle_weight_items(params), kWeightChunk,
                  [&](int64_t begin, int64_t end) { cpu::shuffle_weight(params, begin, end); });
 }
 
 int64_t check_interleaved_rows(int64_t rows, const char* argument) {
-  RQ_CHECK(rows % 32 == 0, argument, "2 * I rows with I divisible by 16 for gate_mode 'interleave'", rows, " rows");
+  RQ_CHECK(rows % 32 == 0, argument, "2 * I rows with I divisible by 16 for gate_mode 'interleave'",
+           rows, " rows");
   return rows / 2;
 }
 
@@ -50,7 +53,8 @@ at::Tensor shuffle_scales(const at::Tensor& scales_in, std::string_view gate_mod
     out_sizes = with_last(scales, padded_groups);
   } else {
     RQ_CHECK(scales.dim() == 2 || rows % kScaleTileRows == 0, "scales",
-             "N divisible by 32 for a stack of experts, so that each starts on a tile", "shape ", scales.sizes());
+             "N divisible by 32 for a stack of experts, so that each starts on a tile", "shape ",
+             scales.sizes());
     params.rows = rows = experts * rows;
     out_sizes = {round_up_to(rows, kScaleRowPadding), padded_groups};
   }
@@ -60,7 +64,8 @@ at::Tensor shuffle_scales(const at::Tensor& scales_in, std::string_view gate_mod
   return out;
 }
 
-at::Tensor unshuffle_scales(const at::Tensor& scales_in, int64_t rows, int64_t groups, std::string_view gate_mode) {
+at::Tensor unshuffle_scales(const at::Tensor& scales_in, int64_t rows, int64_t groups,
+                            std::string_view gate_mode) {
   const bool interleave = interleaved(gate_mode);
   const at::Tensor scales = bytes_of(scales_in, "scales");
   RQ_CHECK(rows >= 0, "rows", "a count", rows);
@@ -71,16 +76,18 @@ at::Tensor unshuffle_scales(const at::Tensor& scales_in, int64_t rows, int64_t g
   if (interleave) {
     params.inter = check_interleaved_rows(rows, "rows");
     const bool stacked = scales.dim() == 3;
-    RQ_CHECK((scales.dim() == 2 || stacked) && scales.size(-2) == rows && scales.size(-1) == padded_groups, "scales",
-             c10::str("shape [", rows, ", ", padded_groups, "] or a stack of them"), "shape ", scales.sizes());
+    RQ_CHECK((scales.dim() == 2 || stacked) && scales.size(-2) == rows &&
+                 scales.size(-1) == padded_groups,
+             "scales", c10::str("shape [", rows, ", ", padded_groups, "] or a stack of them"),
+             "shape ", scales.sizes());
     if (stacked) {
       params.experts = scales.size(0);
       out_sizes.insert(out_sizes.begin(), params.experts);
     }
   } else {
     const std::vector<int64_t> expected{round_up_to(rows, kScaleRowPadding), padded_groups};
-    RQ_CHECK(scales.sizes() == at::IntArrayRef(expected), "scales", c10::str("shape ", at::IntArrayRef(expected)),
-             "shape ", scales.sizes());
+    RQ_CHECK(scales.sizes() == at::IntArrayRef(expected), "scales",
+             c10::str("shape ", at::IntArrayRef(expected)), "shape ", scales.sizes());
   }
   at::Tensor out = at::empty(out_sizes, scales.options());
   params.out = out.mutable_data_ptr<uint8_t>();
@@ -91,16 +98,18 @@ at::Tensor unshuffle_scales(const at::Tensor& scales_in, int64_t rows, int64_t g
 at::Tensor map_weight(const at::Tensor& weight_in, std::string_view gate_mode, bool inverse) {
   const bool interleave = interleaved(gate_mode);
   const at::Tensor weight = bytes_of(weight_in, "weight");
-  RQ_CHECK(weight.dim() == 2 || weight.dim() == 3, "weight", "packed codes of shape [N, K / 2] or [E, N, K / 2]",
-           "shape ", weight.sizes());
+  RQ_CHECK(weight.dim() == 2 || weight.dim() == 3, "weight",
+           "packed codes of shape [N, K / 2] or [E, N, K / 2]", "shape ", weight.sizes());
   const int64_t rows = weight.size(-2), row_bytes = weight.size(-1);
   RQ_CHECK(rows % 16 == 0, "weight", "N divisible by 16", "shape ", weight.sizes());
-  RQ_CHECK(row_bytes % kWeightChunk == 0, "weight", "K / 2 divisible by 16", "shape ", weight.sizes());
+  RQ_CHECK(row_bytes % kWeightChunk == 0, "weight", "K / 2 divisible by 16", "shape ",
+           weight.sizes());
   at::Tensor out = at::empty(weight.sizes(), weight.options());
   if (out.numel() == 0) return out;
-  run(weight, ShuffleWeightParams{weight.const_data_ptr<uint8_t>(), out.mutable_data_ptr<uint8_t>(),
-                                  weight.dim() == 3 ? weight.size(0) : 1, rows, row_bytes,
-                                  interleave ? check_interleaved_rows(rows, "weight") : 0, inverse});
+  run(weight,
+      ShuffleWeightParams{weight.const_data_ptr<uint8_t>(), out.mutable_data_ptr<uint8_t>(),
+                          weight.dim() == 3 ? weight.size(0) : 1, rows, row_bytes,
+                          interleave ? check_interleaved_rows(rows, "weight") : 0, inverse});
   return out;
 }
 
@@ -122,7 +131,7 @@ void register_kernels(torch::Library& m) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(rotquant_hip, CPU, m) { register_kernels(m); }
-#ifdef ROTQUANT_WITH_HIP
+#if defined(ROTQUANT_WITH_HIP) && !defined(ROTQUANT_HIP_EMULATE)
 TORCH_LIBRARY_IMPL(rotquant_hip, CUDA, m) { register_kernels(m); }
 #endif
 

@@ -22,7 +22,8 @@ struct CheckedRotation {
 };
 
 CheckedRotation check_rotation(const at::Tensor& x, const OptionalTensor& rotation,
-                               std::optional<int64_t> rotation_size, const OptionalTensor& prescale) {
+                               std::optional<int64_t> rotation_size,
+                               const OptionalTensor& prescale) {
   const int64_t k = x.size(-1);
   if (rotation) {
     const at::Tensor& r = *rotation;
@@ -34,11 +35,14 @@ CheckedRotation check_rotation(const at::Tensor& x, const OptionalTensor& rotati
              c10::str(r.size(-1), ", the size of `rotation`"), *rotation_size);
   }
   const int64_t size = rotation ? rotation->size(-1) : rotation_size.value_or(64);
-  const bool known = for_rotation_size(size > kMaxRotation ? 0 : static_cast<int>(size), []<int>() {});
+  const bool known =
+      for_rotation_size(size > kMaxRotation ? 0 : static_cast<int>(size), []<int>() {});
   RQ_CHECK(known, "rotation_size", "16, 32, 64, 128 or 256", size);
-  RQ_CHECK(k % size == 0, "x", c10::str("last dimension divisible by rotation_size ", size), "shape ", x.sizes());
+  RQ_CHECK(k % size == 0, "x", c10::str("last dimension divisible by rotation_size ", size),
+           "shape ", x.sizes());
   RQ_CHECK(!rotation || rotation->dim() == 2 || rotation->size(0) == k / size, "rotation",
-           c10::str("one matrix, or ", k / size, " (K / rotation_size) of them"), "shape ", rotation->sizes());
+           c10::str("one matrix, or ", k / size, " (K / rotation_size) of them"), "shape ",
+           rotation->sizes());
 
   CheckedRotation checked;
   checked.params = {static_cast<int>(size), nullptr, 0, nullptr};
@@ -49,9 +53,10 @@ CheckedRotation check_rotation(const at::Tensor& x, const OptionalTensor& rotati
   }
   if (prescale) {
     check_device(*prescale, "prescale", x);
-    RQ_CHECK(prescale->is_floating_point(), "prescale", "a floating-point dtype", prescale->scalar_type());
-    RQ_CHECK(prescale->dim() == 1 && prescale->size(0) == k, "prescale", c10::str("shape [", k, "]"),
-             "shape ", prescale->sizes());
+    RQ_CHECK(prescale->is_floating_point(), "prescale", "a floating-point dtype",
+             prescale->scalar_type());
+    RQ_CHECK(prescale->dim() == 1 && prescale->size(0) == k, "prescale",
+             c10::str("shape [", k, "]"), "shape ", prescale->sizes());
     checked.prescale = prescale->to(at::kFloat).contiguous();
     checked.params.prescale = checked.prescale.const_data_ptr<float>();
   }
@@ -59,7 +64,8 @@ CheckedRotation check_rotation(const at::Tensor& x, const OptionalTensor& rotati
 }
 
 #ifdef ROTQUANT_WITH_HIP
-// A rotation by a matrix on the GPU is a float32 matrix product; the kernels fuse only the Hadamard.
+// A rotation by a matrix on the GPU is a float32 matrix product; the kernels fuse only the
+// Hadamard. In the build for the emulator it stays with the CPU's own code (no kernel to test).
 at::Tensor rotate_by_matrix(const at::Tensor& x, const CheckedRotation& rotation) {
   at::Tensor y = x.to(at::kFloat);
   if (rotation.prescale.defined()) y = y * rotation.prescale;
@@ -69,8 +75,9 @@ at::Tensor rotate_by_matrix(const at::Tensor& x, const CheckedRotation& rotation
 }
 #endif
 
-std::tuple<at::Tensor, at::Tensor> run_quant(const at::Tensor& x, const Rotation& rotation, std::string_view scale_mode,
-                                             bool shuffle_scales, bool bf16_intermediate) {
+std::tuple<at::Tensor, at::Tensor> run_quant(const at::Tensor& x, const Rotation& rotation,
+                                             std::string_view scale_mode, bool shuffle_scales,
+                                             bool bf16_intermediate) {
   const Rows rows = rows_of(x);
   const ScaleMode mode = scale_mode_of(scale_mode);
   const int64_t groups = rows.params.k / kGroup;
@@ -78,13 +85,19 @@ std::tuple<at::Tensor, at::Tensor> run_quant(const at::Tensor& x, const Rotation
   const auto options = x.options().dtype(at::kByte);
   at::Tensor codes = at::empty(with_last(x, rows.params.k / 2), options);
   at::Tensor scales = shuffle_scales ? at::empty({round_up_to(rows.params.rows, kScaleRowPadding),
-                                                  round_up_to(groups, kScaleTileGroups)}, options)
+                                                  round_up_to(groups, kScaleTileGroups)},
+                                                 options)
                                      : at::empty(with_last(x, groups), options);
-  const RotateQuantParams params{rows.params,       rotation,       ElementFormat::e2m1,
-                                 mode,              bf16_intermediate, shuffle_scales,
-                                 codes.mutable_data_ptr<uint8_t>(), scales.mutable_data_ptr<uint8_t>()};
+  const RotateQuantParams params{rows.params,
+                                 rotation,
+                                 ElementFormat::e2m1,
+                                 mode,
+                                 bf16_intermediate,
+                                 shuffle_scales,
+                                 codes.mutable_data_ptr<uint8_t>(),
+                                 scales.mutable_data_ptr<uint8_t>()};
 #ifdef ROTQUANT_WITH_HIP
-  if (x.is_cuda()) {
+  if (runs_on_gpu(x) && !rotation.matrix) {
     on_device_of(x, [&](hipStream_t stream) { hip::rotate_quant(params, stream); });
     return {codes, scales};
   }
@@ -95,12 +108,14 @@ std::tuple<at::Tensor, at::Tensor> run_quant(const at::Tensor& x, const Rotation
   return {codes, scales};
 }
 
-std::tuple<at::Tensor, at::Tensor> quant(const at::Tensor& x, std::string_view scale_mode, bool shuffle_scales) {
+std::tuple<at::Tensor, at::Tensor> quant(const at::Tensor& x, std::string_view scale_mode,
+                                         bool shuffle_scales) {
   return run_quant(x, Rotation{}, scale_mode, shuffle_scales, false);
 }
 
 std::tuple<at::Tensor, at::Tensor> rotate_quant(const at::Tensor& x, const OptionalTensor& rotation,
-                                                std::optional<int64_t> rotation_size, const OptionalTensor& prescale,
+                                                std::optional<int64_t> rotation_size,
+                                                const OptionalTensor& prescale,
                                                 std::string_view scale_mode, bool shuffle_scales,
                                                 bool bf16_intermediate) {
   rows_of(x);
@@ -108,14 +123,16 @@ std::tuple<at::Tensor, at::Tensor> rotate_quant(const at::Tensor& x, const Optio
 #ifdef ROTQUANT_WITH_HIP
   if (x.is_cuda() && rotation) {
     const at::Tensor y = rotate_by_matrix(x, checked);
-    return run_quant(bf16_intermediate ? y.to(at::kBFloat16) : y, Rotation{}, scale_mode, shuffle_scales, false);
+    return run_quant(bf16_intermediate ? y.to(at::kBFloat16) : y, Rotation{}, scale_mode,
+                     shuffle_scales, false);
   }
 #endif
   return run_quant(x, checked.params, scale_mode, shuffle_scales, bf16_intermediate);
 }
 
-at::Tensor rotate(const at::Tensor& x, const OptionalTensor& rotation, std::optional<int64_t> rotation_size,
-                  const OptionalTensor& prescale, std::optional<at::ScalarType> out_dtype) {
+at::Tensor rotate(const at::Tensor& x, const OptionalTensor& rotation,
+                  std::optional<int64_t> rotation_size, const OptionalTensor& prescale,
+                  std::optional<at::ScalarType> out_dtype) {
   const Rows rows = rows_of(x);
   const CheckedRotation checked = check_rotation(x, rotation, rotation_size, prescale);
   const at::ScalarType out_type = out_dtype.value_or(x.scalar_type());
@@ -126,7 +143,7 @@ at::Tensor rotate(const at::Tensor& x, const OptionalTensor& rotation, std::opti
   at::Tensor y = at::empty(x.sizes(), x.options().dtype(out_type));
   const RotateParams params{rows.params, checked.params, y.mutable_data_ptr(), y_dtype};
 #ifdef ROTQUANT_WITH_HIP
-  if (x.is_cuda()) {
+  if (runs_on_gpu(x) && !checked.params.matrix) {
     on_device_of(x, [&](hipStream_t stream) { hip::rotate(params, stream); });
     return y;
   }
@@ -145,7 +162,7 @@ void register_kernels(torch::Library& m) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(rotquant_hip, CPU, m) { register_kernels(m); }
-#ifdef ROTQUANT_WITH_HIP
+#if defined(ROTQUANT_WITH_HIP) && !defined(ROTQUANT_HIP_EMULATE)
 TORCH_LIBRARY_IMPL(rotquant_hip, CUDA, m) { register_kernels(m); }
 #endif
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// shuffle / unshuffle of scales and weights: one output dword (scales) or 16-byte chunk (weights) a
-// thread, read through the maps of core/layout.h. Load-time work, written for clarity.
+// shuffle / unshuffle of scales and weights: one shuffled dword (scales) or 16-byte chunk (weights)
+// a thread, read through the maps of core/layout.h. Load-time work, written for clarity.
 #include "core/layout_ops.h"
 #include "hip/arch/arch.h"
 #include "hip/arch/launch.h"
@@ -16,7 +16,7 @@ RQ_DEVICE int64_t first_item() { return int64_t{arch::block_index_x()} * kLayout
 
 RQ_GLOBAL RQ_LAUNCH_BOUNDS(kLayoutThreads, 1) void shuffle_scales_kernel(const ShuffleScalesParams p, int64_t items,
                                                                          int64_t stride) {
-  for (int64_t i = first_item(); i < items; i += stride) shuffle_scale_at(p, i);
+  for (int64_t i = first_item(); i < items; i += stride) shuffle_scale_dword_at(p, i);
 }
 
 RQ_GLOBAL RQ_LAUNCH_BOUNDS(kLayoutThreads, 1) void shuffle_weight_kernel(const ShuffleWeightParams p, int64_t items,
