@@ -6,36 +6,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from gfx950_asm import LANES, Kernel, read_kernels
+from gfx950_build import code_objects
 
-ROOT = Path(__file__).resolve().parents[1]
 CONVERTER = "v_cvt_scalef32_pk_fp4_f32"
 CHANNELS = 32  # a lane owns one scale group
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kernels() -> list[Kernel]:
-    build = ROOT / "build" / "gfx950"
-    cmake = [sys.executable, "-m", "cmake"]
-    configure = [
-        *cmake,
-        "-S",
-        ROOT,
-        "-B",
-        build,
-        "-G",
-        "Ninja",
-        f"-DPython3_EXECUTABLE={sys.executable}",
-    ]
-    for command in (configure, [*cmake, "--build", build, "--target", "gfx950"]):
-        result = subprocess.run(command, capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout + result.stderr
-    return [kernel for path in sorted(build.glob("*.s")) for kernel in read_kernels(path)]
+    return [kernel for path in sorted(code_objects().glob("*.s")) for kernel in read_kernels(path)]
 
 
 def of_stem(kernels: list[Kernel], *stems: str) -> list[Kernel]:
