@@ -3,6 +3,7 @@
 #   make test   the test suite (no GPU needed)         make lint     ruff and clang-format
 #   make bench  speed on this machine                  make format   rewrite to what lint wants
 #   make gfx950 machine code and disassembly           make clean    remove what a build made
+#   make test-emulate  the op tests on that machine code, launchers included, executed by the CPU
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -16,18 +17,19 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 DONE := $(VENV)/.done
 PIP  := $(VENV)/bin/python -m pip install --quiet
 BUILD_INPUTS := $(shell find csrc build_backend -type f -not -name '*.pyc') setup.py pyproject.toml
-LINT_CXX = find csrc emulator -name '*.h' -o -name '*.cpp' -o -name '*.hip' -o -name '*.cu'
+EMULATOR_INPUTS := $(shell find emulator/csrc emulator/src -type f -not -name '*.pyc' -not -name '*.so') emulator/setup.py emulator/pyproject.toml
+LINT_CXX = find csrc emulator tests bench -name '*.h' -o -name '*.cpp' -o -name '*.hip' -o -name '*.cu'
 
-.PHONY: demo test bench lint format gfx950 clean
+.PHONY: demo test test-emulate bench lint format gfx950 clean
 .DELETE_ON_ERROR:
 
 demo: $(DONE)/extension $(DONE)/demo
 	$(VENV)/bin/python -m rotquant_hip demo
 
-test: $(DONE)/extension $(DONE)/test gfx950
+test: $(DONE)/extension $(DONE)/test $(DONE)/demo gfx950
 	$(VENV)/bin/python -m pytest
 
-bench: $(DONE)/extension
+bench: $(DONE)/extension $(DONE)/demo
 	$(VENV)/bin/python bench/rotate_quant.py
 
 lint: $(DONE)/lint
@@ -43,6 +45,12 @@ format: $(DONE)/lint
 gfx950: $(DONE)/test
 	cmake -S . -B build/gfx950 -G Ninja
 	cmake --build build/gfx950 --target gfx950
+
+# A second build of the extension (build_backend/emulate.py), beside the ordinary one.
+EMULATED_TESTS := tests/test_rotate_quant.py tests/test_layout_ops.py tests/test_contract.py
+test-emulate: $(DONE)/emulator
+	ROTQUANT_HIP_EMULATE=1 $(VENV)/bin/python setup.py --quiet build --build-base build/emulate --build-lib build/emulate/lib
+	PYTHONPATH=build/emulate/lib:tests $(VENV)/bin/pytest -p emulated $(EMULATED_TESTS)
 
 clean:
 	rm -rf build dist *.egg-info rotquant_hip/_C.*.so rotquant_hip/_build_info.json $(DONE)/extension
@@ -63,6 +71,11 @@ $(DONE)/extension: $(BUILD_INPUTS) $(DONE)/torch
 
 $(DONE)/test: requirements/test.txt | $(DONE)/torch
 	$(PIP) -r $<
+	touch $@
+
+$(DONE)/emulator: $(EMULATOR_INPUTS) requirements/emulator.txt | $(DONE)/test
+	$(PIP) -r requirements/emulator.txt
+	$(PIP) --no-build-isolation --no-deps ./emulator
 	touch $@
 
 $(DONE)/demo: requirements/demo.txt requirements/demo-nodeps.txt | $(DONE)/torch

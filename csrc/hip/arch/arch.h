@@ -8,12 +8,9 @@
 #include "hip/arch/gfx950.h"
 #define RQ_GLOBAL __attribute__((global))
 #define RQ_SHARED __attribute__((shared))
-// Registers for at least `min_waves` waves on each SIMD: the kernels here live on memory parallelism.
+// Registers for at least `min_waves` waves on each SIMD: these kernels live on memory parallelism.
 #define RQ_LAUNCH_BOUNDS(max_threads, min_waves) \
   __attribute__((amdgpu_flat_work_group_size(64, max_threads), amdgpu_waves_per_eu(min_waves)))
-#elif defined(__CUDACC__)
-#include "hip/arch/nvidia.h"
-#define RQ_GLOBAL __global__
-#define RQ_SHARED __shared__
-#define RQ_LAUNCH_BOUNDS(max_threads, min_waves) __launch_bounds__(max_threads)
+#else
+#include "hip/arch/nvidia.h"  // of the test bed, tests/nvidia
 #endif

@@ -17,14 +17,15 @@ namespace rotquant::hip {
 
 inline void check(hipError_t status, const char* what) {
   if (status != hipSuccess)
-    throw std::runtime_error(std::string("rotquant_hip: ") + what + ": " + hipGetErrorString(status));
+    throw std::runtime_error(std::string("rotquant_hip: ") + what + ": " +
+                             hipGetErrorString(status));
 }
 
 // Throws unless this build has code for the current device. Cached per device.
 void require_current_device();
 
 inline int current_wave_size() {
-#if defined(__HIP_PLATFORM_NVIDIA__) || defined(__CUDACC__)
+#if defined(__HIP_PLATFORM_NVIDIA__)
   return 32;
 #else
   return 64;
@@ -34,7 +35,8 @@ inline int current_wave_size() {
 template <class Args>
 void launch(void (*kernel)(Args), dim3 grid, int threads, const Args& args, hipStream_t stream) {
   void* kernel_args[] = {const_cast<Args*>(&args)};
-  check(hipLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(threads), kernel_args, 0, stream),
+  check(hipLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(threads), kernel_args, 0,
+                        stream),
         "kernel launch failed");
 }
 
