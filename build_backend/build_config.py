@@ -22,9 +22,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import emulate
 
 PACKAGE = "rotquant_hip"
 EXTENSION = f"{PACKAGE}._C"
@@ -155,13 +158,20 @@ def remove_stale_hip_objects(root: Path, build_temp: Path) -> None:
             obj.unlink()
 
 
-def build_command(root: Path, torch: Any, archs: Sequence[str]) -> type:
+def build_command(root: Path, torch: Any, archs: Sequence[str], emulated: bool = False) -> type:
     """The build_ext command: torch's, plus the record that the loader checks before loading _C."""
     from torch.utils.cpp_extension import BuildExtension
 
     record = {"torch": str(torch.__version__), "hip": torch.version.hip, "archs": list(archs)}
+    if emulated:
+        record["emulated"] = True
 
     class BuildWithRecord(BuildExtension):
+        def finalize_options(self) -> None:
+            super().finalize_options()
+            if self.editable_mode:  # setuptools would compile in a temporary folder, all each time
+                self.build_temp = str(root / "build" / f"editable-{sys.implementation.cache_tag}")
+
         def build_extensions(self) -> None:
             remove_stale_hip_objects(root, Path(self.build_temp))
             try:
@@ -195,6 +205,17 @@ def setup_arguments(root: Path, arguments: Sequence[str]) -> dict[str, Any]:
     from torch.utils.cpp_extension import CppExtension
 
     archs = device_archs(torch)
+    if emulate.requested():
+        if archs:
+            raise BuildRefused(
+                "ROTQUANT_HIP_EMULATE=1 is for a torch without HIP; this one has it."
+            )
+        arguments = extension_arguments(root, torch, [])
+        arguments = emulate.add_kernels(arguments, root, COMMON_FLAGS, BuildRefused)
+        return {
+            "ext_modules": [CppExtension(**arguments)],
+            "cmdclass": {"build_ext": build_command(root, torch, [emulate.ARCH], emulated=True)},
+        }
     return {
         "ext_modules": [CppExtension(**extension_arguments(root, torch, archs))],
         "cmdclass": {"build_ext": build_command(root, torch, archs)},

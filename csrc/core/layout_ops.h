@@ -7,7 +7,8 @@
 
 namespace rotquant {
 
-// --- scales: an item is one dword of the shuffled tensor, an MFMA lane's four scales --------------
+// --- scales: an item is one dword of the shuffled tensor, an MFMA lane's four scales
+// --------------
 
 // Rows of one expert in the shuffled tensor: padded to 256, except where gate and up interleave.
 RQ_HOST_DEVICE int64_t shuffled_rows(const ShuffleScalesParams& p) {

@@ -8,7 +8,7 @@
 
 namespace rotquant::hip {
 
-void rotate(const RotateParams& params, hipStream_t stream);  // Hadamard only
+void rotate(const RotateParams& params, hipStream_t stream);             // Hadamard only
 void rotate_quant(const RotateQuantParams& params, hipStream_t stream);  // Hadamard or no rotation
 void dequant(const DequantParams& params, hipStream_t stream);
 void shuffle_scales(const ShuffleScalesParams& params, hipStream_t stream);

@@ -68,10 +68,14 @@ Rows rows_of(const at::Tensor& x) {
   RQ_CHECK(k % kGroup == 0, "x",
            c10::str("last dimension divisible by ", kGroup, ", the scale group"), "shape ",
            x.sizes());
-  const int64_t rows = k == 0 ? 0 : x.numel() / k;
+  const int64_t rows = rows_before_last(x);
   std::optional<int64_t> stride = x.numel() == 0 ? k : row_stride(x);
   at::Tensor tensor = stride ? x : x.contiguous();
   return {tensor, {tensor.const_data_ptr(), dtype, rows, k, stride.value_or(k)}};
+}
+
+int64_t rows_before_last(const at::Tensor& x) {
+  return c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
 }
 
 std::vector<int64_t> with_last(const at::Tensor& x, int64_t last) {

@@ -42,6 +42,9 @@ struct Rows {
 };
 Rows rows_of(const at::Tensor& x);
 
+// Product of all dimensions but the last, which may be 0.
+int64_t rows_before_last(const at::Tensor& x);
+
 // Sizes of x with its last dimension replaced.
 std::vector<int64_t> with_last(const at::Tensor& x, int64_t last);
 

@@ -19,7 +19,7 @@ at::Tensor dequant(const at::Tensor& codes_in, const at::Tensor& scales_in, at::
   RQ_CHECK(codes.dim() >= 1 && codes.size(-1) % kGroupBytes == 0, "codes",
            c10::str("last dimension K / 2 divisible by ", kGroupBytes), "shape ", codes.sizes());
   const int64_t k = codes.size(-1) * 2, groups = k / kGroup;
-  const int64_t rows = k == 0 ? 0 : codes.numel() / codes.size(-1);
+  const int64_t rows = rows_before_last(codes);
   const std::vector<int64_t> expected =
       shuffled_scales ? std::vector<int64_t>{round_up_to(rows, kScaleRowPadding),
                                              round_up_to(groups, kScaleTileGroups)}

@@ -104,12 +104,12 @@ at::Tensor map_weight(const at::Tensor& weight_in, std::string_view gate_mode, b
   RQ_CHECK(rows % 16 == 0, "weight", "N divisible by 16", "shape ", weight.sizes());
   RQ_CHECK(row_bytes % kWeightChunk == 0, "weight", "K / 2 divisible by 16", "shape ",
            weight.sizes());
+  const int64_t inter = interleave ? check_interleaved_rows(rows, "weight") : 0;
   at::Tensor out = at::empty(weight.sizes(), weight.options());
   if (out.numel() == 0) return out;
   run(weight,
       ShuffleWeightParams{weight.const_data_ptr<uint8_t>(), out.mutable_data_ptr<uint8_t>(),
-                          weight.dim() == 3 ? weight.size(0) : 1, rows, row_bytes,
-                          interleave ? check_interleaved_rows(rows, "weight") : 0, inverse});
+                          weight.dim() == 3 ? weight.size(0) : 1, rows, row_bytes, inter, inverse});
   return out;
 }
 

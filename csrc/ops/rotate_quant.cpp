@@ -35,9 +35,9 @@ CheckedRotation check_rotation(const at::Tensor& x, const OptionalTensor& rotati
              c10::str(r.size(-1), ", the size of `rotation`"), *rotation_size);
   }
   const int64_t size = rotation ? rotation->size(-1) : rotation_size.value_or(64);
-  const bool known =
-      for_rotation_size(size > kMaxRotation ? 0 : static_cast<int>(size), []<int>() {});
-  RQ_CHECK(known, "rotation_size", "16, 32, 64, 128 or 256", size);
+  const bool is_int = size == static_cast<int>(size);
+  RQ_CHECK(is_int && for_rotation_size(static_cast<int>(size), []<int>() {}), "rotation_size",
+           "16, 32, 64, 128 or 256", size);
   RQ_CHECK(k % size == 0, "x", c10::str("last dimension divisible by rotation_size ", size),
            "shape ", x.sizes());
   RQ_CHECK(!rotation || rotation->dim() == 2 || rotation->size(0) == k / size, "rotation",
@@ -70,8 +70,11 @@ at::Tensor rotate_by_matrix(const at::Tensor& x, const CheckedRotation& rotation
   at::Tensor y = x.to(at::kFloat);
   if (rotation.prescale.defined()) y = y * rotation.prescale;
   const int64_t size = rotation.params.size, blocks = x.size(-1) / size;
-  y = y.reshape({-1, blocks, 1, size});
-  return at::matmul(y, rotation.matrix).reshape(x.sizes());
+  if (rotation.matrix.dim() == 2)
+    return at::matmul(y.reshape({-1, size}), rotation.matrix).reshape(x.sizes());
+  // NOTE: a batch over blocks; matmul would broadcast by copying the matrices for every row.
+  y = at::bmm(y.reshape({-1, blocks, size}).transpose(0, 1), rotation.matrix);
+  return y.transpose(0, 1).reshape(x.sizes());
 }
 #endif
 

@@ -38,7 +38,8 @@ RQ_DEVICE void butterfly_across_lanes(f32x2 (&y)[kPairs], uint32_t lane) {
   const float sign = lane & kLaneBit ? -1.0f : 1.0f;
   RQ_UNROLL
   for (int i = 0; i < kPairs; ++i) {
-    const f32x2 partner{arch::from_xor_lane<kLaneBit>(y[i].x), arch::from_xor_lane<kLaneBit>(y[i].y)};
+    const f32x2 partner{arch::from_xor_lane<kLaneBit>(y[i].x),
+                        arch::from_xor_lane<kLaneBit>(y[i].y)};
     y[i] = arch::fma(y[i], f32x2{sign, sign}, partner);
   }
 }

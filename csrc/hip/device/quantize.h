@@ -18,7 +18,8 @@ RQ_DEVICE uint32_t amax_bits(const f32x2 (&y)[kPairs]) {
   float m[4] = {0, 0, 0, 0};
   RQ_UNROLL
   for (int i = 0; i < kPairs; ++i) m[i % 4] = arch::maximum_abs(m[i % 4], y[i].x, y[i].y);
-  return float_to_bits(arch::maximum_abs(arch::maximum_abs(m[0], m[1], m[2]), m[3], m[3])) & 0x7FFFFFFFu;
+  return float_to_bits(arch::maximum_abs(arch::maximum_abs(m[0], m[1], m[2]), m[3], m[3])) &
+         0x7FFFFFFFu;
 }
 
 RQ_DEVICE u32x4 codes_e2m1(const f32x2 (&y)[kPairs], float scale) {
@@ -28,22 +29,27 @@ RQ_DEVICE u32x4 codes_e2m1(const f32x2 (&y)[kPairs], float scale) {
   RQ_UNROLL
   for (int r = 0; r < 4; ++r) w[r] = arch::cvt_pk_fp4_f32<0>(w[r], y[4 * r].x, y[4 * r].y, scale);
   RQ_UNROLL
-  for (int r = 0; r < 4; ++r) w[r] = arch::cvt_pk_fp4_f32<1>(w[r], y[4 * r + 1].x, y[4 * r + 1].y, scale);
+  for (int r = 0; r < 4; ++r)
+    w[r] = arch::cvt_pk_fp4_f32<1>(w[r], y[4 * r + 1].x, y[4 * r + 1].y, scale);
   RQ_UNROLL
-  for (int r = 0; r < 4; ++r) w[r] = arch::cvt_pk_fp4_f32<2>(w[r], y[4 * r + 2].x, y[4 * r + 2].y, scale);
+  for (int r = 0; r < 4; ++r)
+    w[r] = arch::cvt_pk_fp4_f32<2>(w[r], y[4 * r + 2].x, y[4 * r + 2].y, scale);
   RQ_UNROLL
-  for (int r = 0; r < 4; ++r) w[r] = arch::cvt_pk_fp4_f32<3>(w[r], y[4 * r + 3].x, y[4 * r + 3].y, scale);
+  for (int r = 0; r < 4; ++r)
+    w[r] = arch::cvt_pk_fp4_f32<3>(w[r], y[4 * r + 3].x, y[4 * r + 3].y, scale);
   return w;
 }
 
 // Sum of squared errors of codes whose values are multiplied by `unit`, against y * inverse_scale:
 // a balanced binary tree over the 32 elements, neighbours first.
-RQ_DEVICE float squared_error(const f32x2 (&y)[kPairs], u32x4 codes, float inverse_scale, float unit) {
+RQ_DEVICE float squared_error(const f32x2 (&y)[kPairs], u32x4 codes, float inverse_scale,
+                              float unit) {
   float sum[kPairs];
   RQ_UNROLL
   for (int r = 0; r < 4; ++r) {
-    const f32x2 q[4] = {arch::cvt_pk_f32_fp4<0>(codes[r], unit), arch::cvt_pk_f32_fp4<1>(codes[r], unit),
-                        arch::cvt_pk_f32_fp4<2>(codes[r], unit), arch::cvt_pk_f32_fp4<3>(codes[r], unit)};
+    const f32x2 q[4] = {
+        arch::cvt_pk_f32_fp4<0>(codes[r], unit), arch::cvt_pk_f32_fp4<1>(codes[r], unit),
+        arch::cvt_pk_f32_fp4<2>(codes[r], unit), arch::cvt_pk_f32_fp4<3>(codes[r], unit)};
     RQ_UNROLL
     for (int i = 0; i < 4; ++i) {
       const f32x2 d = y[4 * r + i] * inverse_scale - q[i];
@@ -71,7 +77,8 @@ RQ_DEVICE Group quantize_group(const f32x2 (&y)[kPairs], uint32_t bias, int shif
     const float finer = bits_to_float(static_cast<uint32_t>(byte + shift - 1) << 23);
     const u32x4 finer_codes = codes_e2m1(y, finer);
     const float inverse = exp2_int(127 - byte - shift);
-    const bool better = squared_error(y, finer_codes, inverse, 0.5f) < squared_error(y, codes, inverse, 1.0f);
+    const bool better =
+        squared_error(y, finer_codes, inverse, 0.5f) < squared_error(y, codes, inverse, 1.0f);
     if (better && byte > 0) {
       codes = finer_codes;
       --byte;

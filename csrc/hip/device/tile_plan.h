@@ -11,9 +11,9 @@ constexpr int kMaxThreads = 256;
 constexpr int kMinWaves = 5;  // per SIMD, so at most 96 VGPRs
 
 struct TilePlan {
-  int log2_groups;      // a wave covers 2^log2_groups groups of each of its rows
-  int threads;          // per workgroup
-  int64_t row_tiles;    // tiles of a workgroup: rows x groups
+  int log2_groups;    // a wave covers 2^log2_groups groups of each of its rows
+  int threads;        // per workgroup
+  int64_t row_tiles;  // tiles of a workgroup: rows x groups
   int64_t group_tiles;
   int grid_rows, grid_groups;
 };
@@ -40,9 +40,9 @@ inline TilePlan plan_tiles(int64_t k, int64_t rows, bool shuffle_scales, int wav
   const int64_t wave_rows = wave_size >> plan.log2_groups;
   // A workgroup that writes shuffled scales owns exactly one 32 x 8 tile of them.
   const int64_t waves = shuffle_scales ? kScaleTileRows / wave_rows
-                                       : divide_up(rows, wave_rows) * wave_size < kMaxThreads
-                                             ? divide_up(rows, wave_rows)
-                                             : kMaxThreads / wave_size;
+                        : divide_up(rows, wave_rows) * wave_size < kMaxThreads
+                            ? divide_up(rows, wave_rows)
+                            : kMaxThreads / wave_size;
   plan.threads = static_cast<int>(waves) * wave_size;
   plan.row_tiles = divide_up(rows, waves * wave_rows);
   plan.group_tiles = divide_up(groups, int64_t{1} << plan.log2_groups);
@@ -51,7 +51,8 @@ inline TilePlan plan_tiles(int64_t k, int64_t rows, bool shuffle_scales, int wav
   // 32 bits, and 2^31 elements must not be the largest size that works.
   constexpr int64_t kMaxGridRows = 65535, kMaxGrid = int64_t{1} << 22;
   const int64_t grid_groups = plan.group_tiles < kMaxGrid ? plan.group_tiles : kMaxGrid;
-  const int64_t room = kMaxGrid / grid_groups < kMaxGridRows ? kMaxGrid / grid_groups : kMaxGridRows;
+  const int64_t room =
+      kMaxGrid / grid_groups < kMaxGridRows ? kMaxGrid / grid_groups : kMaxGridRows;
   plan.grid_groups = static_cast<int>(grid_groups);
   plan.grid_rows = static_cast<int>(plan.row_tiles < room ? plan.row_tiles : room);
   return plan;

@@ -18,8 +18,8 @@
 #pragma once
 
 #include "core/params.h"
-#include "hip/device/tile_plan.h"
 #include "hip/device/fwht.h"
+#include "hip/device/tile_plan.h"
 
 namespace rotquant::device {
 
@@ -41,7 +41,9 @@ struct WaveTile {
   RQ_DEVICE bool contains(uint32_t lane) const { return row(lane) < rows && group(lane) < groups; }
   RQ_DEVICE bool full() const { return contains(arch::kWaveSize - 1); }
   // Lanes past the edge read the last row or group again, so that no load needs a predicate.
-  RQ_DEVICE int64_t readable_row(uint32_t lane) const { return row(lane) < rows ? row(lane) : rows - 1; }
+  RQ_DEVICE int64_t readable_row(uint32_t lane) const {
+    return row(lane) < rows ? row(lane) : rows - 1;
+  }
   RQ_DEVICE int64_t readable_group(uint32_t lane) const {
     return group(lane) < groups ? group(lane) : groups - 1;
   }
@@ -74,7 +76,8 @@ RQ_DEVICE f32x2 unpack(uint32_t pair) {
 
 // The 32 channels of every lane's group, as float32.
 template <DType kDType>
-RQ_DEVICE void load_group(const Activation& x, const WaveTile& tile, uint32_t lane, f32x2 (&y)[kPairs]) {
+RQ_DEVICE void load_group(const Activation& x, const WaveTile& tile, uint32_t lane,
+                          f32x2 (&y)[kPairs]) {
   if constexpr (kDType == DType::fp32) {
     // A group is a whole line here: the lane reads it alone, eight loads hit the same line.
     const float* p = static_cast<const float*>(x.data) + tile.readable_row(lane) * x.row_stride +
@@ -133,7 +136,8 @@ RQ_DEVICE void store_group(void* out, DType dtype, const WaveTile& tile, uint32_
   RQ_UNROLL
   for (uint32_t j = 0; j < kChunks; ++j) {
     const uint32_t owner = owner_of(lane, j);
-    if (tile.contains(owner)) arch::store(base + tile.row(owner) * k + tile.group(owner) * kGroup, v[j]);
+    if (tile.contains(owner))
+      arch::store(base + tile.row(owner) * k + tile.group(owner) * kGroup, v[j]);
   }
 }
 
@@ -147,7 +151,8 @@ RQ_DEVICE void for_each_wave_tile(const TilePlan& plan, int64_t rows, int64_t gr
   const uint32_t tile_rows = plan.threads >> plan.log2_groups;
   for (int64_t r = arch::block_index_y(); r < plan.row_tiles; r += plan.grid_rows) {
     for (int64_t g = arch::block_index_x(); g < plan.group_tiles; g += plan.grid_groups) {
-      const WaveTile tile{r * tile_rows + wave * wave_rows, g << plan.log2_groups, plan.log2_groups, rows, groups};
+      const WaveTile tile{r * tile_rows + wave * wave_rows, g << plan.log2_groups, plan.log2_groups,
+                          rows, groups};
       body(tile, arch::opaque(thread_lane));
     }
   }

@@ -12,15 +12,19 @@ namespace rotquant::hip {
 
 constexpr int kLayoutThreads = 256;
 
-RQ_DEVICE int64_t first_item() { return int64_t{arch::block_index_x()} * kLayoutThreads + arch::thread_index(); }
+RQ_DEVICE int64_t first_item() {
+  return int64_t{arch::block_index_x()} * kLayoutThreads + arch::thread_index();
+}
 
-RQ_GLOBAL RQ_LAUNCH_BOUNDS(kLayoutThreads, 1) void shuffle_scales_kernel(const ShuffleScalesParams p, int64_t items,
-                                                                         int64_t stride) {
+RQ_GLOBAL RQ_LAUNCH_BOUNDS(kLayoutThreads,
+                           1) void shuffle_scales_kernel(const ShuffleScalesParams p, int64_t items,
+                                                         int64_t stride) {
   for (int64_t i = first_item(); i < items; i += stride) shuffle_scale_dword_at(p, i);
 }
 
-RQ_GLOBAL RQ_LAUNCH_BOUNDS(kLayoutThreads, 1) void shuffle_weight_kernel(const ShuffleWeightParams p, int64_t items,
-                                                                         int64_t stride) {
+RQ_GLOBAL RQ_LAUNCH_BOUNDS(kLayoutThreads,
+                           1) void shuffle_weight_kernel(const ShuffleWeightParams p, int64_t items,
+                                                         int64_t stride) {
   for (int64_t i = first_item(); i < items; i += stride) shuffle_weight_chunk_at(p, i);
 }
 
@@ -29,7 +33,8 @@ namespace {
 constexpr int64_t kMaxBlocks = int64_t{1} << 20;
 
 template <class Params>
-void launch_items(void (*kernel)(Params, int64_t, int64_t), Params params, int64_t items, hipStream_t stream) {
+void launch_items(void (*kernel)(Params, int64_t, int64_t), Params params, int64_t items,
+                  hipStream_t stream) {
   require_current_device();
   if (items == 0) return;
   const int64_t needed = (items + kLayoutThreads - 1) / kLayoutThreads;

@@ -16,8 +16,9 @@ constexpr const char* kKnown =
 
 [[noreturn]] void no_kernel(const char* op, DType dtype, int size) {
   constexpr const char* kNames[] = {"bf16", "fp16", "fp32"};
-  throw std::runtime_error(std::string(op) + ": no GPU kernel for " + kNames[static_cast<int>(dtype)] +
-                           " with rotation_size " + std::to_string(size) + "; there are: " + kKnown);
+  throw std::runtime_error(std::string(op) + ": no GPU kernel for " +
+                           kNames[static_cast<int>(dtype)] + " with rotation_size " +
+                           std::to_string(size) + "; there are: " + kKnown);
 }
 
 // Rows that follow each other in memory may be cut anew, so that any K fills every lane: into rows
@@ -44,10 +45,14 @@ void rotate_quant(const RotateQuantParams& params, hipStream_t stream) {
   args.plan = device::plan_tiles(x.k, rows, params.shuffle_scales, current_wave_size());
   const bool mse = params.scale_mode == ScaleMode::mse;
 
-#define RQ_ROTATION(dtype_, size_)                                                                       \
-  if (x.dtype == DType::dtype_ && params.rotation.size == size_) {                                       \
-    return mse ? launch_rotate_quant<RotateQuantConfig<DType::dtype_, size_, ElementFormat::e2m1, true>>(args, stream)   \
-               : launch_rotate_quant<RotateQuantConfig<DType::dtype_, size_, ElementFormat::e2m1, false>>(args, stream); \
+#define RQ_ROTATION(dtype_, size_)                                                                 \
+  if (x.dtype == DType::dtype_ && params.rotation.size == size_) {                                 \
+    return mse ? launch_rotate_quant<                                                              \
+                     RotateQuantConfig<DType::dtype_, size_, ElementFormat::e2m1, true>>(args,     \
+                                                                                         stream)   \
+               : launch_rotate_quant<                                                              \
+                     RotateQuantConfig<DType::dtype_, size_, ElementFormat::e2m1, false>>(args,    \
+                                                                                          stream); \
   }
 #define RQ_QUANT(dtype_) RQ_ROTATION(dtype_, 0)
 #include "hip/rotate_quant/configs.def"
@@ -65,8 +70,8 @@ void rotate(const RotateParams& params, hipStream_t stream) {
   args.plan = device::plan_tiles(x.k, x.rows, false, current_wave_size());
 
 #define RQ_QUANT(dtype_)
-#define RQ_ROTATION(dtype_, size_)                                 \
-  if (x.dtype == DType::dtype_ && params.rotation.size == size_)   \
+#define RQ_ROTATION(dtype_, size_)                               \
+  if (x.dtype == DType::dtype_ && params.rotation.size == size_) \
     return launch_rotate<RotateConfig<DType::dtype_, size_>>(args, stream);
 #include "hip/rotate_quant/configs.def"
   no_kernel("rotate", x.dtype, params.rotation.size);

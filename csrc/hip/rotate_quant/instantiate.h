@@ -21,19 +21,19 @@ void launch_rotate(const RotateArgs& args, hipStream_t stream) {
 }  // namespace rotquant::hip
 #endif
 
-#define RQ_INSTANTIATE(kernel, launcher, Args, ...)                                         \
-  template RQ_GLOBAL void rotquant::hip::kernel<__VA_ARGS__>(const rotquant::hip::Args);    \
-  RQ_HOST_LAUNCHER(template void rotquant::hip::launcher<__VA_ARGS__>(                      \
-      const rotquant::hip::Args&, hipStream_t);)
+#define RQ_INSTANTIATE(kernel, launcher, Args, ...)                                               \
+  template RQ_GLOBAL void rotquant::hip::kernel<__VA_ARGS__>(const rotquant::hip::Args);          \
+  RQ_HOST_LAUNCHER(template void rotquant::hip::launcher<__VA_ARGS__>(const rotquant::hip::Args&, \
+                                                                      hipStream_t);)
 
-#define RQ_INSTANTIATE_QUANT(dtype, size)                                                   \
-  RQ_INSTANTIATE(rotate_quant_kernel, launch_rotate_quant, RotateQuantArgs,                 \
-                 rotquant::hip::RotateQuantConfig<rotquant::DType::dtype, size,             \
-                                                  rotquant::ElementFormat::e2m1, false>)    \
-  RQ_INSTANTIATE(rotate_quant_kernel, launch_rotate_quant, RotateQuantArgs,                 \
-                 rotquant::hip::RotateQuantConfig<rotquant::DType::dtype, size,             \
+#define RQ_INSTANTIATE_QUANT(dtype, size)                                                \
+  RQ_INSTANTIATE(rotate_quant_kernel, launch_rotate_quant, RotateQuantArgs,              \
+                 rotquant::hip::RotateQuantConfig<rotquant::DType::dtype, size,          \
+                                                  rotquant::ElementFormat::e2m1, false>) \
+  RQ_INSTANTIATE(rotate_quant_kernel, launch_rotate_quant, RotateQuantArgs,              \
+                 rotquant::hip::RotateQuantConfig<rotquant::DType::dtype, size,          \
                                                   rotquant::ElementFormat::e2m1, true>)
 
-#define RQ_INSTANTIATE_ROTATE(dtype, size)                                                  \
-  RQ_INSTANTIATE(rotate_kernel, launch_rotate, RotateArgs,                                  \
+#define RQ_INSTANTIATE_ROTATE(dtype, size)                 \
+  RQ_INSTANTIATE(rotate_kernel, launch_rotate, RotateArgs, \
                  rotquant::hip::RotateConfig<rotquant::DType::dtype, size>)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rotate_quant, quant (kRotationSize 0) and rotate with the Hadamard: one pass over x, everything in
-// registers. load -> rotate -> quantise -> store.
+// rotate_quant, quant (kRotationSize 0) and rotate with the Hadamard: one pass over x, everything
+// in registers. load -> rotate -> quantise -> store.
 #pragma once
 
 #include "hip/device/quantize.h"
@@ -15,8 +15,8 @@ using device::WaveTile;
 
 // y = x * prescale, then H. With `fold` the caller puts the exact 2^-shift into the scale exponent.
 template <int kRotationSize>
-RQ_DEVICE void rotate_group(const Rotation& rotation, const WaveTile& tile, uint32_t lane, bool fold,
-                            f32x2 (&y)[kPairs]) {
+RQ_DEVICE void rotate_group(const Rotation& rotation, const WaveTile& tile, uint32_t lane,
+                            bool fold, f32x2 (&y)[kPairs]) {
   if constexpr (kRotationSize > 0) {
     if (rotation.prescale) {
       const float* s = rotation.prescale + tile.readable_group(lane) * kGroup;
@@ -34,7 +34,8 @@ RQ_DEVICE void rotate_group(const Rotation& rotation, const WaveTile& tile, uint
 
 template <int kRotationSize>
 RQ_DEVICE constexpr int exponent_shift() {
-  if constexpr (kRotationSize > 0) return Hadamard<kRotationSize>::kExact ? Hadamard<kRotationSize>::kShift : 0;
+  if constexpr (kRotationSize > 0)
+    return Hadamard<kRotationSize>::kExact ? Hadamard<kRotationSize>::kShift : 0;
   return 0;
 }
 
@@ -45,21 +46,23 @@ RQ_DEVICE void round_to_bf16(f32x2 (&y)[kPairs]) {
 
 // The workgroup's 32 x 8 tile of shuffled scales: gathered in LDS, written as 256 contiguous bytes.
 // Cells outside the activation are 0.
-RQ_DEVICE void store_scale_tile(uint8_t* scales, uint8_t (&lds)[kScaleTileBytes], const WaveTile& tile,
-                                uint32_t lane, uint32_t byte) {
+RQ_DEVICE void store_scale_tile(uint8_t* scales, uint8_t (&lds)[kScaleTileBytes],
+                                const WaveTile& tile, uint32_t lane, uint32_t byte) {
   const uint32_t row = static_cast<uint32_t>(tile.row0) % kScaleTileRows + tile.row_in_tile(lane);
   lds[scale_tile_offset(row, tile.group_in_tile(lane))] = static_cast<uint8_t>(byte);
   arch::barrier();
   const uint32_t thread = arch::thread_index();
   if (thread < kScaleTileBytes / 4) {
     const int64_t padded_groups = round_up_to(tile.groups, kScaleTileGroups);
-    uint8_t* out = scales + scale_offset(tile.row0 - tile.row0 % kScaleTileRows, tile.group0, padded_groups);
+    uint8_t* out =
+        scales + scale_offset(tile.row0 - tile.row0 % kScaleTileRows, tile.group0, padded_groups);
     reinterpret_cast<uint32_t*>(out)[thread] = reinterpret_cast<const uint32_t*>(lds)[thread];
   }
 }
 
 template <class Config>
-RQ_GLOBAL RQ_LAUNCH_BOUNDS(device::kMaxThreads, device::kMinWaves) void rotate_quant_kernel(const RotateQuantArgs args) {
+RQ_GLOBAL RQ_LAUNCH_BOUNDS(device::kMaxThreads,
+                           device::kMinWaves) void rotate_quant_kernel(const RotateQuantArgs args) {
   alignas(16) RQ_SHARED static ScaleTiles scale_tiles;
   const RotateQuantParams& p = args.params;
   constexpr int kRotationSize = Config::kRotationSize;
@@ -67,39 +70,42 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(device::kMaxThreads, device::kMinWaves) void rotate_q
   const int shift = fold ? exponent_shift<kRotationSize>() : 0;
   int parity = 0;
 
-  device::for_each_wave_tile(args.plan, p.x.rows, p.x.k / kGroup, [&](const WaveTile& tile, uint32_t lane) {
-    uint32_t scale = 0;
-    if (tile.row0 < tile.rows) {
-      f32x2 y[kPairs];
-      device::load_group<Config::kDType>(p.x, tile, lane, y);
-      rotate_group<kRotationSize>(p.rotation, tile, lane, fold, y);
-      if (p.bf16_intermediate) round_to_bf16(y);
-      const auto group =
-          device::quantize_group<Config::kElement, Config::kMse>(y, scale_bias(p.scale_mode), shift);
-      if (tile.contains(lane)) {
-        const int64_t index = tile.row(lane) * tile.groups + tile.group(lane);
-        arch::store(p.codes + index * kGroupBytes, group.codes);
-        if (!p.shuffle_scales) p.scales[index] = static_cast<uint8_t>(group.scale);
-        scale = group.scale;
-      }
-    }
-    if (p.shuffle_scales) {
-      store_scale_tile(p.scales, scale_tiles.bytes[parity], tile, lane, scale);
-      parity ^= 1;
-    }
-  });
+  device::for_each_wave_tile(
+      args.plan, p.x.rows, p.x.k / kGroup, [&](const WaveTile& tile, uint32_t lane) {
+        uint32_t scale = 0;
+        if (tile.row0 < tile.rows) {
+          f32x2 y[kPairs];
+          device::load_group<Config::kDType>(p.x, tile, lane, y);
+          rotate_group<kRotationSize>(p.rotation, tile, lane, fold, y);
+          if (p.bf16_intermediate) round_to_bf16(y);
+          const auto group = device::quantize_group<Config::kElement, Config::kMse>(
+              y, scale_bias(p.scale_mode), shift);
+          if (tile.contains(lane)) {
+            const int64_t index = tile.row(lane) * tile.groups + tile.group(lane);
+            arch::store(p.codes + index * kGroupBytes, group.codes);
+            if (!p.shuffle_scales) p.scales[index] = static_cast<uint8_t>(group.scale);
+            scale = group.scale;
+          }
+        }
+        if (p.shuffle_scales) {
+          store_scale_tile(p.scales, scale_tiles.bytes[parity], tile, lane, scale);
+          parity ^= 1;
+        }
+      });
 }
 
 template <class Config>
-RQ_GLOBAL RQ_LAUNCH_BOUNDS(device::kMaxThreads, device::kMinWaves) void rotate_kernel(const RotateArgs args) {
+RQ_GLOBAL RQ_LAUNCH_BOUNDS(device::kMaxThreads,
+                           device::kMinWaves) void rotate_kernel(const RotateArgs args) {
   const RotateParams& p = args.params;
-  device::for_each_wave_tile(args.plan, p.x.rows, p.x.k / kGroup, [&](const WaveTile& tile, uint32_t lane) {
-    if (tile.row0 >= tile.rows) return;
-    f32x2 y[kPairs];
-    device::load_group<Config::kDType>(p.x, tile, lane, y);
-    rotate_group<Config::kRotationSize>(p.rotation, tile, lane, false, y);
-    device::store_group(p.y, p.y_dtype, tile, lane, y);
-  });
+  device::for_each_wave_tile(
+      args.plan, p.x.rows, p.x.k / kGroup, [&](const WaveTile& tile, uint32_t lane) {
+        if (tile.row0 >= tile.rows) return;
+        f32x2 y[kPairs];
+        device::load_group<Config::kDType>(p.x, tile, lane, y);
+        rotate_group<Config::kRotationSize>(p.rotation, tile, lane, false, y);
+        device::store_group(p.y, p.y_dtype, tile, lane, y);
+      });
 }
 
 }  // namespace rotquant::hip

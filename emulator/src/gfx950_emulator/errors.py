@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: MIT
+"""The one exception that execution raises."""
+
+from __future__ import annotations
+
+
+class EmulatorError(RuntimeError):
+    """A fault of the executed kernel, or an instruction that is not implemented.
+
+    Attributes: kind ("unimplemented", "out of buffer", "uninitialized memory", "uninitialized
+    register",
+    "uninitialized LDS", "LDS race", "missing wait", "misaligned access", ...), kernel, instruction,
+    pc (byte
+    offset in the code), lane (or None), wave, workgroup (x, y, z), address (or None), source
+    ("file:line" or None).
+    """
+
+    def __init__(self, kernel: str, instruction: str, fault: dict, source: str | None) -> None:
+        self.kind: str = fault["kind"]
+        self.kernel, self.instruction, self.source = kernel, instruction, source
+        self.pc: int = fault["pc"]
+        self.lane: int | None = fault["lane"]
+        self.wave: int = fault["wave"]
+        self.workgroup: tuple[int, int, int] = fault["workgroup"]
+        self.address: int | None = fault["address"]
+        where = [f"kernel {kernel}", f"instruction {instruction} at 0x{self.pc:x}"]
+        if self.address is not None:
+            where.append(f"address 0x{self.address:x}")
+        if self.lane is not None:
+            where.append(f"lane {self.lane}")
+        where.append(f"wave {self.wave}, workgroup {self.workgroup}")
+        if source:
+            where.append(source)
+        super().__init__(f"{self.kind}: {fault['what']} [{'; '.join(where)}]")
