@@ -26,7 +26,7 @@ LINT_CXX = find csrc emulator tests bench -name '*.h' -o -name '*.cpp' -o -name 
 demo: $(DONE)/extension $(DONE)/demo
 	$(VENV)/bin/python -m rotquant_hip demo
 
-test: $(DONE)/extension $(DONE)/test $(DONE)/demo gfx950
+test: $(DONE)/extension $(DONE)/test $(DONE)/demo $(DONE)/emulator gfx950
 	$(VENV)/bin/python -m pytest
 
 bench: $(DONE)/extension $(DONE)/demo

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Fake kernels: shape, stride and dtype of every op's result, for torch.compile and torch.export.
 
-Only what the shapes depend on; the real kernels check the rest. Kept free of data: nothing here
-may make a guard out of M.
+Only what the shapes depend on; the real kernels check the rest. Except the device: a meta tensor
+among the arguments brings the call here, whatever x is. Kept free of data: nothing here may make a
+guard out of M.
 """
 
 from __future__ import annotations
@@ -26,6 +27,15 @@ def _bytes(like: Tensor, *sizes) -> Tensor:
     return torch.empty(sizes, dtype=torch.uint8, device=like.device)
 
 
+def _check_devices(x: Tensor, **others: Tensor | None) -> None:
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != x.device:
+            raise RuntimeError(
+                f"{name}: expected device {x.device}, the one of the first argument, "
+                f"got {tensor.device}"
+            )
+
+
 def _quantised(x: Tensor, shuffle_scales: bool) -> tuple[Tensor, Tensor]:
     groups = x.shape[-1] // 32
     codes = _bytes(x, *x.shape[:-1], x.shape[-1] // 2)
@@ -41,6 +51,7 @@ def _(x, *, scale_mode="round_up", shuffle_scales=False):
 
 @torch.library.register_fake("rotquant_hip::rotate")
 def _(x, rotation=None, *, rotation_size=None, prescale=None, out_dtype=None):
+    _check_devices(x, rotation=rotation, prescale=prescale)
     return torch.empty(x.shape, dtype=out_dtype or x.dtype, device=x.device)
 
 
@@ -55,11 +66,13 @@ def _(
     shuffle_scales=False,
     bf16_intermediate=False,
 ):
+    _check_devices(x, rotation=rotation, prescale=prescale)
     return _quantised(x, shuffle_scales)
 
 
 @torch.library.register_fake("rotquant_hip::dequant")
 def _(codes, scales, *, dtype=torch.bfloat16, shuffled_scales=False):
+    _check_devices(codes, scales=scales)
     return torch.empty((*codes.shape[:-1], codes.shape[-1] * 2), dtype=dtype, device=codes.device)
 
 
