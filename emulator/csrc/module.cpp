@@ -386,12 +386,22 @@ py::dict run(PyProgram& program, PyMemory& memory, py::dict d) {
     }
   }
   out["counts"] = py::array_t<u64>(py::ssize_t(counts.size()), counts.data());
-#define STAT(name) out[#name] = total.name;
-  STAT(lds_accesses)
-  STAT(lds_cycles)
-  STAT(lds_least_cycles) STAT(lds_bytes) STAT(lds_underaligned) STAT(vmem_accesses) STAT(lines)
-      STAT(least_lines) STAT(vmem_bytes) STAT(atomics) STAT(waves) STAT(barriers)
-          STAT(workgroups) return out;
+#define STAT(name) out[#name] = total.name
+  STAT(lds_accesses);
+  STAT(lds_cycles);
+  STAT(lds_least_cycles);
+  STAT(lds_bytes);
+  STAT(lds_underaligned);
+  STAT(vmem_accesses);
+  STAT(lines);
+  STAT(least_lines);
+  STAT(vmem_bytes);
+  STAT(atomics);
+  STAT(waves);
+  STAT(barriers);
+  STAT(workgroups);
+#undef STAT
+  return out;
 }
 
 }  // namespace
