@@ -47,7 +47,7 @@ gfx950: $(DONE)/test
 	cmake --build build/gfx950 --target gfx950
 
 # A second build of the extension (build_backend/emulate.py), beside the ordinary one.
-EMULATED_TESTS := tests/test_rotate_quant.py tests/test_layout_ops.py tests/test_contract.py
+EMULATED_TESTS := tests/test_rotate_quant.py tests/test_layout_ops.py tests/test_contract.py tests/test_mfma.py
 test-emulate: $(DONE)/emulator
 	ROTQUANT_HIP_EMULATE=1 $(VENV)/bin/python setup.py --quiet build --build-base build/emulate --build-lib build/emulate/lib
 	PYTHONPATH=build/emulate/lib:tests $(VENV)/bin/pytest -p emulated $(EMULATED_TESTS)

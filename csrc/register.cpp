@@ -34,6 +34,11 @@ TORCH_LIBRARY(rotquant_hip, m) {
       tags);
   m.def("shuffle_weight(Tensor weight, *, str gate_mode='separated') -> Tensor", tags);
   m.def("unshuffle_weight(Tensor weight, *, str gate_mode='separated') -> Tensor", tags);
+  m.def(
+      "gemm_a4w4(Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias=None, *, "
+      "SymInt? n=None, ScalarType out_dtype=bfloat16, int config=-1) -> Tensor",
+      tags);
+  m.def("_gemm_configs() -> str[]");
   // Raises where `running` is not in the list `compiled`; what every launch asks first.
   m.def("_check_arch(str compiled, str running) -> ()",
         [](const std::string& compiled, const std::string& running) {

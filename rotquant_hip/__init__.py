@@ -10,12 +10,19 @@ from rotquant_hip._loader import load_extension
 BUILD_INFO = load_extension()
 
 from rotquant_hip import fake  # noqa: E402, F401  (registers the fake kernels)
+from rotquant_hip.modules import (  # noqa: E402
+    QuantizedActivation,
+    RotQuantLinear,
+    share_input,
+)
 from rotquant_hip.ops import (  # noqa: E402
     GATE_MODES,
     GROUP,
     ROTATION_SIZES,
     SCALE_MODES,
     dequant,
+    gemm_a4w4,
+    gemm_configs,
     quant,
     rotate,
     rotate_quant,
@@ -30,13 +37,18 @@ __all__ = [
     "BUILD_INFO",
     "GATE_MODES",
     "GROUP",
+    "QuantizedActivation",
     "ROTATION_SIZES",
+    "RotQuantLinear",
     "SCALE_MODES",
     "__version__",
     "dequant",
+    "gemm_a4w4",
+    "gemm_configs",
     "quant",
     "rotate",
     "rotate_quant",
+    "share_input",
     "shuffle_scales",
     "shuffle_weight",
     "unshuffle_scales",

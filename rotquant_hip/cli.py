@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--dtype",
         choices=("auto", "bfloat16", "float32"),
         default="auto",
-        help="of the matrix products; auto is float32 on a CPU without fast bfloat16",
+        help="of the model; auto is float32 on a CPU without fast bfloat16",
     )
     demo.add_argument("--seed", type=int, default=0, help="chooses the articles")
     demo.add_argument(

@@ -98,3 +98,10 @@ def _(weight, *, gate_mode="separated"):
 @torch.library.register_fake("rotquant_hip::unshuffle_weight")
 def _(weight, *, gate_mode="separated"):
     return _bytes(weight, *weight.shape)
+
+
+@torch.library.register_fake("rotquant_hip::gemm_a4w4")
+def _(a, b, a_scales, b_scales, bias=None, *, n=None, out_dtype=torch.bfloat16, config=-1):
+    _check_devices(a, b=b, a_scales=a_scales, b_scales=b_scales, bias=bias)
+    columns = b.shape[0] if n is None else n
+    return torch.empty((*a.shape[:-1], columns), dtype=out_dtype, device=a.device)

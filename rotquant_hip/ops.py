@@ -68,8 +68,8 @@ def rotate(
 
     Args:
         x: [..., K], bf16, fp16 or float32, K % 32 == 0 and K % RS == 0; strides as in ``quant``.
-        rotation: R, [RS, RS] or one per block [K / RS, RS, RS], any floating dtype (rounded to
-            float32 once), orthogonal or not, symmetric or not. None: the Sylvester Hadamard matrix
+        rotation: R, [RS, RS] or one per block [K / RS, RS, RS], any floating dtype (rounded once,
+            see below), orthogonal or not, symmetric or not. None: the Sylvester Hadamard matrix
             divided by sqrt(RS).
         rotation_size: RS, one of 16, 32, 64, 128, 256. Default: the size of ``rotation``, else 64.
         prescale: [K], multiplied in before the rotation (SmoothQuant scale, random signs).
@@ -79,8 +79,15 @@ def rotate(
         [..., K] in ``out_dtype``, rounded once from float32, to nearest even.
 
     Accumulates in float32. Hadamard: butterflies (a + b, a - b) at distances 1, 2, 4, ..., then
-    one multiplication by 1/sqrt(RS). Matrix: products and sums rounded to float32 in ascending
-    order of the input channel on a CPU; on a GPU a float32 matrix product.
+    one multiplication by 1/sqrt(RS).
+
+    Matrix on a CPU: R in float32; products and sums rounded to float32 in ascending order of the
+    input channel. Matrix on a GPU: R, and x times prescale, are rounded to bf16 first (bf16 x
+    without prescale is exact), then multiplied exactly and summed in float32 by the matrix unit.
+    Each rounding changes a factor by at most 2^-8 of itself: with |.| taken elementwise,
+    ``|y - x @ R| <= 2^-8 * (|x| @ |R|)`` where only R is rounded and twice that where both are,
+    plus what float32 sums lose. For an orthogonal R the root mean square of the difference is
+    0.17 % of y's (0.24 % for both), against 11.5 % that MXFP4 loses.
     """
     return _ops.rotate(
         x, rotation, rotation_size=rotation_size, prescale=prescale, out_dtype=out_dtype
@@ -191,3 +198,47 @@ def shuffle_weight(weight: Tensor, *, gate_mode: GateMode = "separated") -> Tens
 def unshuffle_weight(weight: Tensor, *, gate_mode: GateMode = "separated") -> Tensor:
     """Inverse of ``shuffle_weight``."""
     return _ops.unshuffle_weight(weight, gate_mode=gate_mode)
+
+
+def gemm_a4w4(
+    a: Tensor,
+    b: Tensor,
+    a_scales: Tensor,
+    b_scales: Tensor,
+    bias: Tensor | None = None,
+    *,
+    n: int | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    config: int = -1,
+) -> Tensor:
+    """``a @ b.T + bias`` of MXFP4 activations and weights, both as ``quant`` returns them.
+
+    Args:
+        a: codes [..., K / 2], K % 32 == 0, any M.
+        b: codes [N16, K / 2] in the order of ``shuffle_weight``, N16 % 16 == 0.
+        a_scales: [ceil256(M), ceil8(K / 32)], shuffled.
+        b_scales: [ceil256(N16), ceil8(K / 32)], shuffled.
+        bias: [n], any floating dtype; added in float32.
+        n: how many rows of ``b`` are real; the rest, 15 at most, are padding. Default: N16.
+        out_dtype: bf16, fp16 or float32.
+        config: index into ``gemm_configs()``; -1 picks one by M, N and K. The CPU has no use for
+            it beyond the check.
+
+    Returns:
+        [..., n] in ``out_dtype``, rounded once, to nearest even.
+
+    Products are exact and scaled by 2^(a_scale + b_scale - 254); sums are float32. On a CPU a
+    group of 32 products is summed exactly and rounded once, then the groups are added in ascending
+    order, so that the result is the same on every machine. On a GPU the matrix unit adds; its
+    order depends on the configuration, but the same call gives the same bytes again.
+
+    A scale byte of 255 is NaN and makes its row or column of the result NaN. Padding rows, columns
+    and groups of scales and weights can hold anything. Shuffled scales cannot be told from natural
+    ones of the same shape, so a mix-up is only noticed where padding makes the shapes differ.
+    """
+    return _ops.gemm_a4w4(a, b, a_scales, b_scales, bias, n=n, out_dtype=out_dtype, config=config)
+
+
+def gemm_configs() -> tuple[str, ...]:
+    """Names of the tile configurations of ``gemm_a4w4``; ``config`` is an index into them."""
+    return tuple(_ops._gemm_configs())

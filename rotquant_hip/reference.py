@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 
 GROUP = 32  # elements that share one scale
@@ -272,6 +273,41 @@ def _times_matrix(v: F32, matrix: F32, rs: int) -> F32:
     for i in range(rs):
         y = y + blocks[..., i, None] * matrix[..., i, :]
     return y.reshape(v.shape)
+
+
+# --- product ----------------------------------------------------------------------------------
+
+
+@_quiet
+def gemm_a4w4(a: U8, b: U8, a_scales: U8, b_scales: U8) -> tuple[F64, F64]:
+    """a @ b.T of the values that codes and natural scales stand for, in float64.
+
+    a [..., K/2], a_scales [..., K/32], b [N, K/2], b_scales [N, K/32]. Returns the product [..., N]
+    and that of the magnitudes, to which a bound on a float32 sum's error is relative. The powers of
+    two are exact in float64, and so is a group of 32 products; adding the groups rounds.
+    """
+    left, right = _float64_values(a, a_scales), _float64_values(b, b_scales)
+    return left @ right.T, np.abs(left) @ np.abs(right).T
+
+
+@_quiet
+def gemm_a4w4_by_groups(a: U8, b: U8, a_scales: U8, b_scales: U8) -> F32:
+    """The same in float32 [..., N], as a CPU computes it: bit for bit.
+
+    Every group's exact sum is rounded to float32, then the groups are added in ascending order.
+    """
+    left, right = _float64_values(a, a_scales), _float64_values(b, b_scales)
+    total = np.zeros((*a.shape[:-1], b.shape[0]), np.float32)
+    for k in range(0, left.shape[-1], GROUP):
+        total += (left[..., k : k + GROUP] @ right[:, k : k + GROUP].T).astype(np.float32)
+    return total
+
+
+def _float64_values(codes: U8, scales: U8) -> F64:
+    """As `dequant`, but nothing overflows."""
+    scale = np.ldexp(1.0, scales.astype(np.int32) - E8M0_BIAS)
+    scale = np.where(scales == E8M0_NAN, np.nan, scale)
+    return e2m1_decode(unpack_nibbles(codes)) * np.repeat(scale, GROUP, axis=-1)
 
 
 # --- layouts ----------------------------------------------------------------------------------

@@ -57,6 +57,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     line = terminalreporter.write_line
     line(f"{launches()} launches of gfx950 machine code")
-    line("rotations by a matrix ran the CPU's code: on a GPU they are torch's matmul")
     for prefix, reason in NOT_EMULATED.items():
         line(f"deselected {prefix}*: {reason}")

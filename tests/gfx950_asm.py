@@ -39,13 +39,18 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """Readable: op, input dtype, RS, and mse where the kernel has that variant."""
+        """Readable: op, input dtype, RS, mse where the kernel has that variant; a GEMM's tile."""
         stem = re.match(r"_ZN8rotquant3hip\d+([a-z_0-9]+?)_kernel", self.symbol).group(1)
         if config := re.search(
-            r"DTypeE(\d)ELi(\d+)E(?:LNS_13ElementFormatE4ELb([01])E)?", self.symbol
+            r"DTypeE(\d)ELi(\d+)E(?:Li(\d+)ELi(\d+)EEE)?(?:LNS_13ElementFormatE4ELb([01])E)?",
+            self.symbol,
         ):
-            dtype, size, mse = config.groups()
-            stem += f" {DTYPES[int(dtype)]} RS {size}" + (" mse" if mse == "1" else "")
+            dtype, size, tiles, waves, mse = config.groups()
+            stem += f" {DTYPES[int(dtype)]} RS {size}"
+            stem += f" {tiles}x{waves}" if tiles else ""  # token tiles of a wave, waves
+            stem += " mse" if mse == "1" else ""
+        if tile := re.search(r"TileI((?:Li\d+E)+)E", self.symbol):
+            stem += "".join(f" {number}" for number in re.findall(r"\d+", tile[1]))
         return stem
 
     @property

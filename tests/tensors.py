@@ -15,6 +15,7 @@ from compare import assert_bytes_equal
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+import rotquant_hip
 from rotquant_hip import reference as ref
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -31,6 +32,11 @@ PLACEMENTS = (
     "overlapping",
 )
 POISON = 255  # what `poisoned_allocations` leaves in uninitialised bytes
+
+
+def runs_cpu_code(device: torch.device) -> bool:
+    """Whether the ops run csrc/cpu there: not on a GPU, nor in the build for the emulator."""
+    return device.type == "cpu" and not rotquant_hip.BUILD_INFO.get("emulated")
 
 
 def to_tensor(array: NDArray, device: torch.device | str = "cpu") -> Tensor:

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import rotquant_hip as rq
 from rotquant_hip import cli, demo
 from rotquant_hip.demo import groups, model, packages, perplexity, quantize, text
 from rotquant_hip.demo.groups import Activation
 from rotquant_hip.demo.perplexity import Losses
-from rotquant_hip.demo.quantize import FakeQuantLinear, Recipe, fake_quant, quantized
+from rotquant_hip.demo.quantize import Recipe, encode, quantize_linear, quantized
 
 ROOT = Path(__file__).parent.parent
 PLAIN, ROTATED = Recipe(None), Recipe(32)
@@ -187,8 +188,9 @@ def test_linear_approximates_the_original(recipe):
     x = torch.randn(3, 5, 128)
     with torch.no_grad():
         exact = linear(x)
-        rounded = FakeQuantLinear(linear, quantize.SharedInput(recipe), recipe)(x)
-        by_hand = fake_quant(x, recipe) @ fake_quant(linear.weight, recipe).T + linear.bias
+        rounded = quantize_linear(linear, recipe)(x)
+        a, w = (rq.dequant(*encode(t, recipe), dtype=torch.float32) for t in (x, linear.weight))
+        by_hand = a @ w.T + linear.bias
     torch.testing.assert_close(rounded, by_hand)
     assert 0 < (rounded - exact).norm() / exact.norm() < 0.25  # two errors of 12 %, and the bias
 
@@ -222,8 +224,8 @@ def test_quantized_swaps_and_restores():
     mlp = decoder.model.layers[0].mlp
     gate, up, head = mlp.gate_proj, mlp.up_proj, decoder.lm_head
     with pytest.raises(KeyError), quantized(decoder, ROTATED):
-        assert isinstance(mlp.gate_proj, FakeQuantLinear)
-        assert isinstance(mlp.up_proj, FakeQuantLinear)
+        assert isinstance(mlp.gate_proj, rq.RotQuantLinear)
+        assert isinstance(mlp.up_proj, rq.RotQuantLinear)
         assert decoder.lm_head is head
         raise KeyError
     assert (mlp.gate_proj, mlp.up_proj) == (gate, up)
@@ -233,10 +235,13 @@ def test_neighbours_share_one_quantisation(monkeypatch):
     decoder = TinyDecoder()
     mlp = decoder.model.layers[0].mlp
     calls = []
+    quantize_input = rq.RotQuantLinear.quantize_input
+    monkeypatch.setattr(
+        rq.RotQuantLinear,
+        "quantize_input",
+        lambda layer, x: (calls.append(x), quantize_input(layer, x))[1],
+    )
     with torch.no_grad(), quantized(decoder, ROTATED):
-        monkeypatch.setattr(
-            quantize, "fake_quant", lambda x, recipe: (calls.append(x), fake_quant(x, recipe))[1]
-        )
         for x in (torch.randn(2, 64), torch.randn(2, 64)):
             mlp.gate_proj(x)
             mlp.up_proj(x)

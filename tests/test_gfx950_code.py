@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from gfx950_asm import LANES, Kernel, read_kernels
 from gfx950_build import code_objects
+from matrix_kernels import CONFIGS
 
 CONVERTER = "v_cvt_scalef32_pk_fp4_f32"
 CHANNELS = 32  # a lane owns one scale group
@@ -16,7 +17,9 @@ CHANNELS = 32  # a lane owns one scale group
 
 @pytest.fixture(scope="module")
 def kernels() -> list[Kernel]:
-    return [kernel for path in sorted(code_objects().glob("*.s")) for kernel in read_kernels(path)]
+    """All but the GEMM's, which test_gfx950_gemm.py looks at."""
+    paths = sorted(p for p in code_objects().glob("*.s") if not p.name.startswith("gemm"))
+    return [kernel for path in paths for kernel in read_kernels(path)]
 
 
 def of_stem(kernels: list[Kernel], *stems: str) -> list[Kernel]:
@@ -34,6 +37,14 @@ def valu_per_channel(kernel: Kernel) -> float:
     return kernel.least_path(lambda i: i.startswith(converter), is_valu) / CHANNELS
 
 
+def channels_of(kernel: Kernel) -> int:
+    """Of one lane in one pass over a tile."""
+    if not kernel.name.startswith("rotate_matrix"):
+        return CHANNELS
+    size, tiles = kernel.name.split(" RS ")[1].split("x")[0].split()
+    return CHANNELS * int(tiles) * max(1, int(size) // 128)
+
+
 def test_every_instance_is_there(kernels: list[Kernel]) -> None:
     sizes = (16, 32, 64, 128, 256)
     dtypes = ("bf16", "fp16", "fp32")
@@ -41,6 +52,8 @@ def test_every_instance_is_there(kernels: list[Kernel]) -> None:
         f"rotate_quant {d} RS {s}{m}" for d in dtypes for s in (0, *sizes) for m in ("", " mse")
     }
     expected |= {f"rotate {d} RS {s}" for d in dtypes for s in sizes}
+    expected |= {f"rotate_matrix_quant {config}{m}" for config in CONFIGS for m in ("", " mse")}
+    expected |= {f"rotate_matrix {config}" for config in CONFIGS}
     expected |= {"dequant", "shuffle_scales", "shuffle_weight"}
     assert {kernel.name for kernel in kernels} == expected
 
@@ -54,15 +67,20 @@ def test_no_scratch_and_no_spills(kernels: list[Kernel]) -> None:
 
 def test_at_least_four_waves_per_simd(kernels: list[Kernel]) -> None:
     for kernel in kernels:
-        assert kernel.waves_per_simd >= 4, f"{kernel.name}: {kernel.metadata['.vgpr_count']} VGPRs"
+        least = 4
+        if kernel.name.startswith("rotate_matrix") and " RS 256" in kernel.name:
+            least = 2  # the matrix fills the LDS with one workgroup, of two waves a SIMD
+        waves = kernel.waves_per_simd
+        assert waves >= least, f"{kernel.name}: {kernel.metadata['.vgpr_count']} VGPRs"
 
 
 def test_hardware_converter(kernels: list[Kernel]) -> None:
     """16 conversions of a pair for the 32 channels of a lane, and no other way to make a code."""
-    for kernel in of_stem(kernels, "rotate_quant"):
+    for kernel in of_stem(kernels, "rotate_quant", "rotate_matrix_quant"):
         count = sum(i.startswith(CONVERTER) for i in kernel.instructions)
         candidates = 2 if kernel.name.endswith("mse") else 1
-        assert count == candidates * CHANNELS // 2, f"{kernel.name}: {count} x {CONVERTER}"
+        least = candidates * channels_of(kernel) // 2
+        assert count == least, f"{kernel.name}: {count} x {CONVERTER}"
     (dequant,) = of_stem(kernels, "dequant")
     assert (
         sum(i.startswith("v_cvt_scalef32_pk_f32_fp4") for i in dequant.instructions)
@@ -72,7 +90,9 @@ def test_hardware_converter(kernels: list[Kernel]) -> None:
 
 def test_only_16_byte_vector_loads(kernels: list[Kernel]) -> None:
     """On every path, tails and unaligned rows included; x with the non-temporal hint."""
-    for kernel in of_stem(kernels, "rotate_quant", "rotate"):
+    for kernel in of_stem(
+        kernels, "rotate_quant", "rotate", "rotate_matrix_quant", "rotate_matrix"
+    ):
         loads = [
             i
             for i in kernel.instructions
@@ -92,6 +112,21 @@ def test_codes_leave_in_16_byte_stores(kernels: list[Kernel]) -> None:
         assert stores == ["global_store_byte", "global_store_dword", "global_store_dwordx4"], (
             kernel.name
         )
+
+
+def test_matrix_products(kernels: list[Kernel]) -> None:
+    """Every product on the matrix unit, by the instruction whose K the block fills; operands from
+    LDS are transposed while they are read."""
+    for kernel in of_stem(kernels, "rotate_matrix_quant", "rotate_matrix"):
+        size = int(kernel.name.split(" RS ")[1].split()[0])
+        shape = "16x16x16" if size == 16 else "16x16x32"
+        matrix = [i.split()[0] for i in kernel.instructions if i.startswith("v_mfma")]
+        assert set(matrix) == {f"v_mfma_f32_{shape}_bf16"}, kernel.name
+        steps = max(1, size // 32)
+        assert len(matrix) == channels_of(kernel) // 4 * steps, f"{kernel.name}: {len(matrix)}"
+        reads = {m for m in kernel.mnemonics if m.startswith("ds_read")}
+        assert reads == {"ds_read_b64_tr_b16"}, f"{kernel.name}: {sorted(reads)}"
+        assert not any("accvgpr" in m for m in kernel.mnemonics), kernel.name
 
 
 def test_packed_arithmetic(kernels: list[Kernel]) -> None:
@@ -121,12 +156,14 @@ def test_valu_issue_stays_below_the_memory_bound(kernels: list[Kernel]) -> None:
 def test_print_the_table(kernels: list[Kernel], capsys) -> None:
     """Counted in the code object; VALU per channel is the full-tile path of one wave tile."""
     heads = ("VGPR", "SGPR", "LDS", "waves/SIMD", "VALU/channel")
-    rows = [f"{'gfx950 kernel':32}" + "".join(f" {head:>{max(5, len(head))}}" for head in heads)]
+    rows = [f"{'gfx950 kernel':40}" + "".join(f" {head:>{max(5, len(head))}}" for head in heads)]
     for kernel in kernels:
         meta = kernel.metadata
-        per_channel = "" if kernel.name.startswith("shuffle") else f"{valu_per_channel(kernel):.2f}"
+        # A matrix kernel has no one path; test_gfx950_rotate_matrix.py counts what it executes.
+        counted = not kernel.name.startswith(("shuffle", "rotate_matrix", "gemm"))
+        per_channel = f"{valu_per_channel(kernel):.2f}" if counted else ""
         rows.append(
-            f"{kernel.name:32} {meta['.vgpr_count']:5} {meta['.sgpr_count']:5} "
+            f"{kernel.name:40} {meta['.vgpr_count']:5} {meta['.sgpr_count']:5} "
             f"{meta['.group_segment_fixed_size']:5} {kernel.waves_per_simd:10} {per_channel:>12}"
         )
     with capsys.disabled():

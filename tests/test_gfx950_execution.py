@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import kernels
+import gfx950_kernels as kernels
 import numpy as np
 import pytest
 from compare import assert_bytes_equal, assert_close
@@ -239,9 +239,10 @@ def test_counts_of_the_full_tile_path(shuffle: bool, capsys) -> None:
 
 
 def test_every_instruction_was_executed(capsys) -> None:
-    """Runs last: each mnemonic in each code object has been executed by a test above."""
+    """Runs last: each mnemonic in these code objects has been executed by a test above."""
     lines = []
-    for stem in sorted(path.stem for path in code_objects().glob("*.co")):
+    stems = {path.stem for path in code_objects().glob("*.co")}
+    for stem in sorted(s for s in stems if s.startswith(("rotate_quant", "dequant", "layout"))):
         contained = kernels.load(stem).mnemonics()
         missing = contained - executed[stem]
         lines.append(f"{stem:24} {len(contained):4} mnemonics, {len(missing)} not executed")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 import gfx950_emulator as emu
-import kernels
+import gfx950_kernels as kernels
 import pytest
 from gfx950_build import code_objects
 from test_gfx950_execution import check, difficult

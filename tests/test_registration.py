@@ -31,6 +31,7 @@ NAMES = (
     "unshuffle_scales",
     "shuffle_weight",
     "unshuffle_weight",
+    "gemm_a4w4",
 )
 
 
@@ -114,6 +115,11 @@ ARGUMENTS: dict[str, tuple[str, tuple, dict[str, Any]]] = {
         "unshuffle_weight",
         (u8(2, 64, 32),),
         {"gate_mode": "interleave"},
+    ),
+    "gemm_a4w4": (
+        "gemm_a4w4",
+        (u8(2, 5, 48), u8(32, 48), *torch.full((2, 256, 8), 127, dtype=torch.uint8)),
+        {"n": 30},
     ),
 }
 

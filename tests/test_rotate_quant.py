@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """quant, rotate and rotate_quant against the numpy reference, byte for byte.
 
-NOTE: a rotation by a matrix is a float32 matrix product of torch's on a GPU, with its own order of
-sums; the tests of it are for the CPU.
+NOTE: on a GPU a rotation by a matrix multiplies bf16 operands on MFMA, so that its bytes are not
+numpy's; the tests of it here are for the CPU's code, tests/test_mfma.py judges both.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from tensors import (
     place,
     poisoned_allocations,
     rounded,
+    runs_cpu_code,
     to_array,
     to_tensor,
 )
@@ -100,7 +101,7 @@ def rotated(draw, device: torch.device) -> Rotated:
     if draw(st.booleans()):
         add("prescale", draw(prescales(k)))
     kind = draw(st.sampled_from(("hadamard", "one matrix", "matrix per block")))
-    if kind != "hadamard" and device.type == "cpu":
+    if kind != "hadamard" and runs_cpu_code(device):
         blocks = k // size if kind == "matrix per block" else None
         add("rotation", draw(rotations(size, blocks)))
     # The size can be left out where a matrix has it or where it is 64.
@@ -463,7 +464,7 @@ using namespace rotquant;
 namespace isa = rotquant::cpu::ISA;
 
 #define ACTIVATION Activation{x, DType(dtype), rows, k, k}
-#define ROTATION Rotation{size, matrix, 0, prescale}
+#define ROTATION Rotation{size, matrix, 0, prescale, nullptr}
 
 extern "C" void run_rotate(const void* x, int dtype, int64_t rows, int64_t k, int size,
                            const float* matrix, const float* prescale, void* y, int y_dtype) {

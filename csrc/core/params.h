@@ -24,6 +24,8 @@ struct Rotation {
   const float* matrix;  // null = Hadamard / sqrt(RS); else [RS, RS] or [k / RS, RS, RS], y = x @ R
   int64_t matrix_stride;  // elements from one block's matrix to the next; 0 = one matrix for all
   const float* prescale;  // [k] or null, multiplied in before the rotation
+  // The matrix in bf16, for the GPU, whose matrix product takes no other; `matrix` is null there.
+  const uint16_t* matrix_bf16;
 };
 
 struct RotateParams {
@@ -51,6 +53,21 @@ struct DequantParams {
   int64_t rows, k;
   void* y;  // [rows, k] contiguous, elements of `y_dtype`
   DType y_dtype;
+};
+
+// out[m, n] = sum over k of a[m, k] * b[n, k], plus bias[n]; float32 sums, rounded once.
+struct GemmParams {
+  const uint8_t* a;         // codes [m, k / 2] contiguous
+  const uint8_t* b;         // codes [round_up(n, 16), k / 2] in weight_offset()'s order
+  const uint8_t* a_scales;  // shuffled [ceil256(m), ceil8(k / 32)]
+  const uint8_t* b_scales;  // shuffled [ceil256(n), ceil8(k / 32)]
+  const float* bias;        // [n] or null
+  void* out;                // [m, n] contiguous, elements of `out_dtype`
+  DType out_dtype;
+  int64_t m, n, k;  // k counts elements, a multiple of 32
+  int config;       // index into kGemmConfigs (core/gemm_configs.h), or -1: choose_gemm_config()
+  void* workspace;  // 16-byte aligned, gemm_workspace_bytes() of it; null if that is 0
+  int64_t workspace_bytes;
 };
 
 // Gate/up interleaving of a fused w1 (core/layout.h): `inter` is I of its 2I rows; 0 = separated.

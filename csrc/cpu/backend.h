@@ -20,6 +20,10 @@ void rotate_quant(const RotateQuantParams& params, int64_t begin, int64_t end);
 int64_t dequant_items(const DequantParams& params);
 void dequant(const DequantParams& params, int64_t begin, int64_t end);
 
+// Item: one tile of the output (cpu/gemm_items.h). `config` and `workspace` are the GPU's.
+int64_t gemm_a4w4_items(const GemmParams& params);
+void gemm_a4w4(const GemmParams& params, int64_t begin, int64_t end);
+
 // Items of core/layout_ops.h.
 void shuffle_scales(const ShuffleScalesParams& params, int64_t begin, int64_t end);
 void shuffle_weight(const ShuffleWeightParams& params, int64_t begin, int64_t end);

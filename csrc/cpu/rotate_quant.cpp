@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Picks the instruction set once, at the first call.
 #include "cpu/backend.h"
+#include "cpu/isa/choose.h"
 
 namespace rotquant::cpu {
 
@@ -27,11 +28,11 @@ struct Kernels {
 const Kernels& kernels() {
   static const Kernels chosen = []() -> Kernels {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-      return {avx512::rotate, avx512::rotate_quant, avx512::dequant};
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
-      return {avx2::rotate, avx2::rotate_quant, avx2::dequant};
+    switch (best_isa()) {
+      case Isa::avx512: return {avx512::rotate, avx512::rotate_quant, avx512::dequant};
+      case Isa::avx2: return {avx2::rotate, avx2::rotate_quant, avx2::dequant};
+      default: break;
+    }
 #endif
     return {baseline::rotate, baseline::rotate_quant, baseline::dequant};
   }();

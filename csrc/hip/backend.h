@@ -8,9 +8,11 @@
 
 namespace rotquant::hip {
 
-void rotate(const RotateParams& params, hipStream_t stream);             // Hadamard only
-void rotate_quant(const RotateQuantParams& params, hipStream_t stream);  // Hadamard or no rotation
+// A rotation matrix is given as `matrix_bf16`.
+void rotate(const RotateParams& params, hipStream_t stream);
+void rotate_quant(const RotateQuantParams& params, hipStream_t stream);
 void dequant(const DequantParams& params, hipStream_t stream);
+void gemm_a4w4(const GemmParams& params, hipStream_t stream);
 void shuffle_scales(const ShuffleScalesParams& params, hipStream_t stream);
 void shuffle_weight(const ShuffleWeightParams& params, hipStream_t stream);
 

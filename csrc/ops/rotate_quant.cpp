@@ -15,11 +15,19 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Rotation arguments after the checks; owns the float32 copies.
+// Rotation arguments after the checks; owns the copies in the back end's dtype.
 struct CheckedRotation {
   at::Tensor matrix, prescale;
   Rotation params;
 };
+
+bool on_gpu([[maybe_unused]] const at::Tensor& t) {
+#ifdef ROTQUANT_WITH_HIP
+  return runs_on_gpu(t);
+#else
+  return false;
+#endif
+}
 
 CheckedRotation check_rotation(const at::Tensor& x, const OptionalTensor& rotation,
                                std::optional<int64_t> rotation_size,
@@ -45,11 +53,16 @@ CheckedRotation check_rotation(const at::Tensor& x, const OptionalTensor& rotati
            rotation->sizes());
 
   CheckedRotation checked;
-  checked.params = {static_cast<int>(size), nullptr, 0, nullptr};
+  checked.params = {static_cast<int>(size), nullptr, 0, nullptr, nullptr};
   if (rotation) {
-    checked.matrix = rotation->to(at::kFloat).contiguous();
-    checked.params.matrix = checked.matrix.const_data_ptr<float>();
-    checked.params.matrix_stride = checked.matrix.dim() == 3 ? size * size : 0;
+    checked.params.matrix_stride = rotation->dim() == 3 ? size * size : 0;
+    if (on_gpu(x)) {
+      checked.matrix = rotation->to(at::kBFloat16).contiguous();
+      checked.params.matrix_bf16 = static_cast<const uint16_t*>(checked.matrix.const_data_ptr());
+    } else {
+      checked.matrix = rotation->to(at::kFloat).contiguous();
+      checked.params.matrix = checked.matrix.const_data_ptr<float>();
+    }
   }
   if (prescale) {
     check_device(*prescale, "prescale", x);
@@ -62,21 +75,6 @@ CheckedRotation check_rotation(const at::Tensor& x, const OptionalTensor& rotati
   }
   return checked;
 }
-
-#ifdef ROTQUANT_WITH_HIP
-// A rotation by a matrix on the GPU is a float32 matrix product; the kernels fuse only the
-// Hadamard. In the build for the emulator it stays with the CPU's own code (no kernel to test).
-at::Tensor rotate_by_matrix(const at::Tensor& x, const CheckedRotation& rotation) {
-  at::Tensor y = x.to(at::kFloat);
-  if (rotation.prescale.defined()) y = y * rotation.prescale;
-  const int64_t size = rotation.params.size, blocks = x.size(-1) / size;
-  if (rotation.matrix.dim() == 2)
-    return at::matmul(y.reshape({-1, size}), rotation.matrix).reshape(x.sizes());
-  // NOTE: a batch over blocks; matmul would broadcast by copying the matrices for every row.
-  y = at::bmm(y.reshape({-1, blocks, size}).transpose(0, 1), rotation.matrix);
-  return y.transpose(0, 1).reshape(x.sizes());
-}
-#endif
 
 std::tuple<at::Tensor, at::Tensor> run_quant(const at::Tensor& x, const Rotation& rotation,
                                              std::string_view scale_mode, bool shuffle_scales,
@@ -100,7 +98,7 @@ std::tuple<at::Tensor, at::Tensor> run_quant(const at::Tensor& x, const Rotation
                                  codes.mutable_data_ptr<uint8_t>(),
                                  scales.mutable_data_ptr<uint8_t>()};
 #ifdef ROTQUANT_WITH_HIP
-  if (runs_on_gpu(x) && !rotation.matrix) {
+  if (runs_on_gpu(x)) {
     on_device_of(x, [&](hipStream_t stream) { hip::rotate_quant(params, stream); });
     return {codes, scales};
   }
@@ -123,13 +121,6 @@ std::tuple<at::Tensor, at::Tensor> rotate_quant(const at::Tensor& x, const Optio
                                                 bool bf16_intermediate) {
   rows_of(x);
   const CheckedRotation checked = check_rotation(x, rotation, rotation_size, prescale);
-#ifdef ROTQUANT_WITH_HIP
-  if (x.is_cuda() && rotation) {
-    const at::Tensor y = rotate_by_matrix(x, checked);
-    return run_quant(bf16_intermediate ? y.to(at::kBFloat16) : y, Rotation{}, scale_mode,
-                     shuffle_scales, false);
-  }
-#endif
   return run_quant(x, checked.params, scale_mode, shuffle_scales, bf16_intermediate);
 }
 
@@ -140,13 +131,10 @@ at::Tensor rotate(const at::Tensor& x, const OptionalTensor& rotation,
   const CheckedRotation checked = check_rotation(x, rotation, rotation_size, prescale);
   const at::ScalarType out_type = out_dtype.value_or(x.scalar_type());
   const DType y_dtype = dtype_of(out_type, "out_dtype");
-#ifdef ROTQUANT_WITH_HIP
-  if (x.is_cuda() && rotation) return rotate_by_matrix(x, checked).to(out_type);
-#endif
   at::Tensor y = at::empty(x.sizes(), x.options().dtype(out_type));
   const RotateParams params{rows.params, checked.params, y.mutable_data_ptr(), y_dtype};
 #ifdef ROTQUANT_WITH_HIP
-  if (runs_on_gpu(x) && !checked.params.matrix) {
+  if (runs_on_gpu(x)) {
     on_device_of(x, [&](hipStream_t stream) { hip::rotate(params, stream); });
     return y;
   }

@@ -11,7 +11,7 @@ import torch
 
 from rotquant_hip.demo import groups, model, perplexity, text
 from rotquant_hip.demo.packages import DemoError, check_packages
-from rotquant_hip.demo.quantize import Recipe, fake_quant, quantized
+from rotquant_hip.demo.quantize import Recipe, encode, quantized
 from rotquant_hip.demo.results import Conditions, Results, save
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _checked_device(name: str) -> torch.device:
     """The device, after one tiny op has run there."""
     try:
         device = torch.device(name)
-        fake_quant(torch.zeros(32, device=device), Recipe(None))
+        encode(torch.zeros(32, device=device), Recipe(None))
     # torch has no common class for these: AssertionError is "not compiled with CUDA enabled".
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -64,7 +64,7 @@ def _conditions(results: Results) -> str:
     c = results.conditions
     return (
         f"W4A4, {c.tokens} tokens of {c.text}, seed {c.seed}, scale mode {c.scale_mode}; measured "
-        f"on {c.device}, torch {c.torch}, products in {c.dtype}; loss = log-perplexity"
+        f"on {c.device}, torch {c.torch}, model in {c.dtype}; loss = log-perplexity"
     )
 
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""W4A4: every linear of the decoder reads MXFP4 activations and holds MXFP4 weights.
-
-The product itself runs in bfloat16 (or float32) on the dequantised operands. An MXFP4 value is
-exact in both, so all that is lost is lost in `torch.ops.rotquant_hip`.
-"""
+"""W4A4: every linear of the decoder becomes a RotQuantLinear."""
 
 from __future__ import annotations
 
@@ -13,9 +9,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-import rotquant_hip  # noqa: F401  (registers torch.ops.rotquant_hip)
+from rotquant_hip import RotQuantLinear, share_input
 
 GROUP = 32  # channels that share a scale
 
@@ -56,40 +51,15 @@ def encode(x: torch.Tensor, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]
     return torch.ops.rotquant_hip.rotate_quant(x, rotation_size=size, scale_mode=recipe.scale_mode)
 
 
-def fake_quant(x: torch.Tensor, recipe: Recipe) -> torch.Tensor:
-    """x [..., K] to MXFP4 and back, in x's dtype. Stays in the rotated basis."""
-    codes, scales = encode(x, recipe)
-    return torch.ops.rotquant_hip.dequant(codes, scales, dtype=x.dtype)
-
-
-class SharedInput:
-    """Quantises an activation once for the neighbours that read it (q/k/v; gate/up)."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
-        self._seen: torch.Tensor | None = None
-        self._quantised: torch.Tensor | None = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        # NOTE: identity is enough only because the decoder never writes into an activation that
-        # it has handed to a linear; holding `_seen` keeps its identity from being reused.
-        if self._quantised is None or x is not self._seen:
-            self._seen, self._quantised = x, fake_quant(x, self._recipe)
-        return self._quantised
-
-
-class FakeQuantLinear(nn.Module):
-    """x R (W R)^T with both factors rounded to MXFP4; R is orthogonal, so unrounded it is x W^T."""
-
-    def __init__(self, linear: nn.Linear, shared_input: SharedInput, recipe: Recipe) -> None:
-        super().__init__()
-        self._input = shared_input
-        # Rows of W [N, K] are rotated along K, exactly as the activation's are.
-        self.register_buffer("weight", fake_quant(linear.weight.detach(), recipe))
-        self.bias = linear.bias
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(self._input(x), self.weight, self.bias)
+def quantize_linear(linear: nn.Linear, recipe: Recipe) -> RotQuantLinear:
+    size = recipe.rotation_size
+    return RotQuantLinear.from_linear(
+        linear,
+        rotation=None if size is None else "hadamard",
+        rotation_size=64 if size is None else fitting_rotation_size(linear.in_features, size),
+        scale_mode=recipe.scale_mode,
+        weight_scale_mode=recipe.scale_mode,
+    )
 
 
 def decoder_linears(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
@@ -104,13 +74,17 @@ def decoder_linears(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
 
 @contextmanager
 def quantized(model: nn.Module, recipe: Recipe) -> Iterator[None]:
-    """Replaces the decoder's linears by FakeQuantLinear; puts the originals back at the end."""
+    """Replaces the decoder's linears by RotQuantLinear; puts the originals back at the end."""
     originals = decoder_linears(model)
-    shared: dict[nn.Module, SharedInput] = {}
+    # Neighbours of one input width read the same activation (q/k/v; gate/up) or just do not meet.
+    neighbours: dict[tuple[nn.Module, int], list[RotQuantLinear]] = {}
     try:
         for parent, name, linear in originals:
-            shared_input = shared.setdefault(parent, SharedInput(recipe))
-            setattr(parent, name, FakeQuantLinear(linear, shared_input, recipe))
+            layer = quantize_linear(linear, recipe)
+            setattr(parent, name, layer)
+            neighbours.setdefault((parent, linear.in_features), []).append(layer)
+        for layers in neighbours.values():
+            share_input(layers)
         yield
     finally:
         for parent, name, linear in originals:

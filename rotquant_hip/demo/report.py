@@ -36,7 +36,7 @@ def where(conditions: Conditions) -> str:
         f"{conditions.model}, {conditions.tokens} tokens of {conditions.text}; "
         f"scale mode {conditions.scale_mode}; seed {conditions.seed}. "
         f"Accuracy only, measured on {conditions.device}, torch {conditions.torch}, "
-        f"products in {conditions.dtype}."
+        f"model in {conditions.dtype}."
     )
 
 

@@ -2,12 +2,14 @@
 // The same kernels for avx2, called only where the CPU has it.
 #if defined(__x86_64__)
 // NOTE: headers of the library come before the pragma: their inline functions must stay baseline.
+#include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "core/hadamard.h"
 #include "core/layout.h"
 #include "core/params.h"
+#include "cpu/gemm_items.h"
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
@@ -15,6 +17,8 @@
 #pragma GCC target("avx2,f16c")
 #endif
 #define RQ_ISA avx2
+#define RQ_ISA_AVX2
+#include "cpu/gemm_a4w4.h"
 #include "cpu/kernels.h"
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -2,20 +2,26 @@
 // The same kernels for avx512, called only where the CPU has it.
 #if defined(__x86_64__)
 // NOTE: headers of the library come before the pragma: their inline functions must stay baseline.
+#include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "core/hadamard.h"
 #include "core/layout.h"
 #include "core/params.h"
+#include "cpu/gemm_items.h"
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))), \
                              apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq")
+// NOTE: GCC 12 takes the undefined registers of its own intrinsics for a mistake of ours.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #define RQ_ISA avx512
+#define RQ_ISA_AVX512
+#include "cpu/gemm_a4w4.h"
 #include "cpu/kernels.h"
 #if defined(__clang__)
 #pragma clang attribute pop

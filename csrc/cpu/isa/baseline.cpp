@@ -1,3 +1,4 @@
 // SPDX-License-Identifier: MIT
 #define RQ_ISA baseline
+#include "cpu/gemm_a4w4.h"
 #include "cpu/kernels.h"

@@ -9,6 +9,8 @@
 namespace rotquant::arch {
 
 using f32x2 = float __attribute__((ext_vector_type(2)));
+using f32x4 = float __attribute__((ext_vector_type(4)));
+using u32x2 = uint32_t __attribute__((ext_vector_type(2)));
 using u32x4 = uint32_t __attribute__((ext_vector_type(4)));
 
 constexpr uint32_t kWaveSize = 64;
@@ -27,6 +29,11 @@ RQ_DEVICE uint32_t opaque(uint32_t value) {
   asm volatile("" : "+v"(value));
   return value;
 }
+// The same for a uniform value: it stays in scalar registers.
+RQ_DEVICE int64_t opaque_uniform(int64_t value) {
+  asm volatile("" : "+s"(value));
+  return value;
+}
 
 // --- memory -----------------------------------------------------------------------------------
 // 16 bytes, non-temporal: x is read once and should not push the codes, which the GEMM reads next,
@@ -38,7 +45,21 @@ RQ_DEVICE u32x4 load_stream(const T* p) {
   using Unaligned = u32x4 __attribute__((aligned(alignof(T))));
   return __builtin_nontemporal_load(reinterpret_cast<const Unaligned*>(p));
 }
+// The same for what other waves read too.
+template <class T>
+RQ_DEVICE u32x4 load(const T* p) {
+  using Unaligned = u32x4 __attribute__((aligned(alignof(T))));
+  return *reinterpret_cast<const Unaligned*>(p);
+}
 RQ_DEVICE void store(void* p, u32x4 value) { *static_cast<u32x4*>(p) = value; }
+
+// LDS transpose read: the 16 lanes of a row fetch 8 bytes each, four lanes one row of a 4 x 16 tile
+// of 16-bit elements; lane c of them gets column c. All lanes must be active.
+RQ_DEVICE u32x2 read_transposed(const void* lds) {
+  using b16x4 = short __attribute__((ext_vector_type(4)));
+  using Pointer = __attribute__((address_space(3))) b16x4*;
+  return __builtin_bit_cast(u32x2, __builtin_amdgcn_ds_read_tr16_b64_v4i16((Pointer)lds));
+}
 
 // Workgroup barrier that also orders LDS.
 RQ_DEVICE void barrier() {
@@ -97,6 +118,21 @@ RQ_DEVICE float maximum_abs(float m, float a, float b) {
                                        __builtin_fabsf(b));
 }
 
+// --- matrix product ---------------------------------------------------------------------------
+// c + A B in bf16 with float32 sums. Lane l holds row l % 16 of A and column l % 16 of B; k is
+// 8 (l / 16) .. + 7 of 32 here, 4 (l / 16) .. + 3 of 16 in the narrow one. It gets rows
+// 4 (l / 16) .. + 3 of column l % 16. Inactive lanes take part as well.
+RQ_DEVICE f32x4 mfma_bf16(u32x4 a, u32x4 b, f32x4 c) {
+  using bf16x8 = __bf16 __attribute__((ext_vector_type(8)));
+  return __builtin_amdgcn_mfma_f32_16x16x32_bf16(__builtin_bit_cast(bf16x8, a),
+                                                 __builtin_bit_cast(bf16x8, b), c, 0, 0, 0);
+}
+RQ_DEVICE f32x4 mfma_bf16(u32x2 a, u32x2 b, f32x4 c) {
+  using b16x4 = short __attribute__((ext_vector_type(4)));
+  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(b16x4, a),
+                                                   __builtin_bit_cast(b16x4, b), c, 0, 0, 0);
+}
+
 // --- conversion -------------------------------------------------------------------------------
 // Two e2m1 codes of a / scale (low nibble) and b / scale into byte kByte of `old`. The hardware
 // reads only the exponent of `scale`, rounds to nearest even, saturates and keeps the sign.
@@ -128,6 +164,124 @@ RQ_DEVICE uint32_t pack_bf16(f32x2 value) {
 RQ_DEVICE uint32_t pack_fp16(f32x2 value) {
   using f16x2 = _Float16 __attribute__((ext_vector_type(2)));
   return __builtin_bit_cast(uint32_t, __builtin_convertvector(value, f16x2));
+}
+
+// --- memory with an out-of-range value --------------------------------------------------------
+// Raw buffer loads return 0 beyond the buffer's size, without touching memory. So a lane is masked
+// by its offset, and its data needs no masking.
+using Buffer = __amdgpu_buffer_rsrc_t;
+constexpr int kRawDwords = 0x00027000;
+constexpr uint32_t kNowhere = 0x80000000u;  // an offset that no buffer reaches
+
+// `p` must be uniform. Offsets reach 2 GiB from it.
+RQ_DEVICE Buffer make_buffer(const void* p) {
+  return __builtin_amdgcn_make_buffer_rsrc(const_cast<void*>(p), 0, kNowhere - 1, kRawDwords);
+}
+
+enum class Cache : int { normal = 0, stream = 2 };  // stream: non-temporal, read once
+
+// `scalar` is uniform and no part of the range check: it must be 0 unless `offset` alone decides.
+template <Cache kCache = Cache::normal>
+RQ_DEVICE u32x4 load_16(Buffer b, uint32_t offset, uint32_t scalar = 0) {
+  return __builtin_amdgcn_raw_buffer_load_b128(b, offset, scalar, static_cast<int>(kCache));
+}
+RQ_DEVICE uint32_t load_4(Buffer b, uint32_t offset, uint32_t scalar = 0) {
+  return __builtin_amdgcn_raw_buffer_load_b32(b, offset, scalar, 0);
+}
+
+// --- memory straight into LDS -----------------------------------------------------------------
+// Lane l's 16 bytes go to the target + 16 * l. In assembly, because with the builtin the compiler
+// waits for all of them before every LDS read. So it does not count them either:
+// NOTE: wait_lds_loads(), then a barrier, before any wave reads; a barrier before overwriting.
+using LdsAddress = uint32_t;
+
+template <class T>
+RQ_DEVICE LdsAddress lds_address(T* p) {
+  using Lds = __attribute__((address_space(3))) void*;
+  return static_cast<LdsAddress>(reinterpret_cast<uintptr_t>((Lds)p));
+}
+
+using LdsPointer = const __attribute__((address_space(3))) uint8_t*;
+
+// A pointer of which the compiler knows nothing, so that constants added to it stay immediates.
+RQ_DEVICE LdsPointer lds_pointer(LdsAddress address) {
+  return reinterpret_cast<LdsPointer>(static_cast<uintptr_t>(opaque(address)));
+}
+
+template <class T>
+RQ_DEVICE T read_lds(LdsPointer p) {
+  return *reinterpret_cast<const __attribute__((address_space(3))) T*>(p);
+}
+
+// `lds` is uniform. The wait state is what M0 needs before it is read.
+RQ_DEVICE void set_lds_target(LdsAddress lds) {
+  asm volatile("s_mov_b32 m0, %0\n\ts_nop 0" ::"s"(lds) : "memory");
+}
+
+// A buffer of `bytes` bytes that moves, in the form that the loads below take. Everything uniform.
+// NOTE: the descriptor has 48 bits for the address; those of user space are zero above.
+struct MovingBuffer {
+  u32x4 words;
+
+  RQ_DEVICE MovingBuffer(const uint8_t* p, uint32_t bytes) {
+    const auto address = reinterpret_cast<uintptr_t>(p);
+    words = u32x4{static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32), bytes,
+                  static_cast<uint32_t>(kRawDwords)};
+  }
+  RQ_DEVICE void advance(uint32_t bytes) {
+    // Not before the loads that are issued from it, or it would need a copy.
+    asm volatile("" : "+s"(words));
+    const uint64_t address = (uint64_t{words[1]} << 32 | words[0]) + bytes;
+    words[0] = static_cast<uint32_t>(address);
+    words[1] = static_cast<uint32_t>(address >> 32);
+    words[2] -= bytes;
+  }
+};
+
+// From `offset` + kBoth of the buffer to target + kBoth: the hardware adds the immediate on both
+// sides. NOTE: what LDS gets from beyond the buffer, zeros or nothing, must not matter.
+template <int kBoth>
+RQ_DEVICE void load_to_lds(const MovingBuffer& buffer, uint32_t offset) {
+  asm volatile("buffer_load_dwordx4 %0, %1, 0 offen offset:%2 lds" ::"v"(offset), "s"(buffer.words),
+               "n"(kBoth)
+               : "memory");
+}
+RQ_DEVICE void wait_lds_loads() { asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); }
+
+// All reads from LDS that were issued have arrived: one wait where the compiler, which waits for
+// each read by itself, would put many.
+RQ_DEVICE void wait_lds_reads() {
+  constexpr int kLgkmcnt0 = 0xC07F;
+  __builtin_amdgcn_s_waitcnt(kLgkmcnt0);
+}
+
+// --- scheduling -------------------------------------------------------------------------------
+// The scheduler moves nothing across.
+RQ_DEVICE void keep_order() { __builtin_amdgcn_sched_barrier(0); }
+
+// And what made `value` comes before: without it the compiler, long before its scheduler, moves
+// matrix instructions, which have no effect but their result, over loads and barriers.
+RQ_DEVICE void keep_order(f32x4& value) {
+  asm volatile("" : "+v"(value));
+  keep_order();
+}
+
+// --- matrix -----------------------------------------------------------------------------------
+// d[i][j] = c[i][j] + sum over k of rows[i][k] * columns[j][k], 16 x 16 x 128, of e2m1 codes with a
+// scale byte for each 32 of k. Lane l holds k 32 * (l / 16) .. + 31 of row (column) l % 16, and in
+// byte kRowByte (kColumnByte) of its scale register their scale; of d, rows 4 * (l / 16) .. + 3 in
+// column l % 16.
+template <int kRowByte, int kColumnByte>
+RQ_DEVICE f32x4 mfma_fp4(u32x4 rows, u32x4 columns, f32x4 c, uint32_t row_scale,
+                         uint32_t column_scale) {
+  using i32x8 = int __attribute__((ext_vector_type(8)));
+  constexpr int kE2m1 = 4;
+  // The operand type has room for 8-bit elements; only its first half is read.
+  const auto widen = [](u32x4 v) {
+    return __builtin_bit_cast(i32x8, __builtin_shufflevector(v, v, 0, 1, 2, 3, -1, -1, -1, -1));
+  };
+  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(
+      widen(rows), widen(columns), c, kE2m1, kE2m1, kRowByte, row_scale, kColumnByte, column_scale);
 }
 
 }  // namespace rotquant::arch

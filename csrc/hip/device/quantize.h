@@ -13,6 +13,11 @@ struct Group {
   uint32_t scale;
 };
 
+RQ_DEVICE void round_to_bf16(f32x2 (&y)[kPairs]) {
+  RQ_UNROLL
+  for (int i = 0; i < kPairs; ++i) y[i] = arch::unpack_bf16(arch::pack_bf16(y[i]));
+}
+
 RQ_DEVICE uint32_t amax_bits(const f32x2 (&y)[kPairs]) {
   // Four independent chains: a single one would wait for its own latency at every step.
   float m[4] = {0, 0, 0, 0};

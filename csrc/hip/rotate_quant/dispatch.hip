@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "hip/backend.h"
+#include "hip/rotate_matrix/kernel.h"
 #include "hip/rotate_quant/kernel.h"
 
 #ifndef RQ_DEVICE_ONLY
@@ -38,6 +39,7 @@ Activation flatten(Activation x) {
 void rotate_quant(const RotateQuantParams& params, hipStream_t stream) {
   require_current_device();
   if (params.x.rows == 0 || params.x.k == 0) return;
+  if (params.rotation.matrix_bf16) return rotate_quant_by_matrix(params, stream);
   RotateQuantArgs args{params, {}};
   Activation& x = args.params.x;
   if (!params.shuffle_scales && !params.rotation.prescale) x = flatten(x);
@@ -64,6 +66,7 @@ void rotate_quant(const RotateQuantParams& params, hipStream_t stream) {
 void rotate(const RotateParams& params, hipStream_t stream) {
   require_current_device();
   if (params.x.rows == 0 || params.x.k == 0) return;
+  if (params.rotation.matrix_bf16) return rotate_by_matrix(params, stream);
   RotateArgs args{params, {}};
   Activation& x = args.params.x;
   if (!params.rotation.prescale) x = flatten(x);

@@ -39,11 +39,6 @@ RQ_DEVICE constexpr int exponent_shift() {
   return 0;
 }
 
-RQ_DEVICE void round_to_bf16(f32x2 (&y)[kPairs]) {
-  RQ_UNROLL
-  for (int i = 0; i < kPairs; ++i) y[i] = arch::unpack_bf16(arch::pack_bf16(y[i]));
-}
-
 // The workgroup's 32 x 8 tile of shuffled scales: gathered in LDS, written as 256 contiguous bytes.
 // Cells outside the activation are 0.
 RQ_DEVICE void store_scale_tile(uint8_t* scales, uint8_t (&lds)[kScaleTileBytes],
@@ -77,7 +72,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(device::kMaxThreads,
           f32x2 y[kPairs];
           device::load_group<Config::kDType>(p.x, tile, lane, y);
           rotate_group<kRotationSize>(p.rotation, tile, lane, fold, y);
-          if (p.bf16_intermediate) round_to_bf16(y);
+          if (p.bf16_intermediate) device::round_to_bf16(y);
           const auto group = device::quantize_group<Config::kElement, Config::kMse>(
               y, scale_bias(p.scale_mode), shift);
           if (tile.contains(lane)) {

@@ -88,7 +88,7 @@ def replaced(stem: str, assembly: str) -> Iterator[None]:
         _loaded[stem] = original
 
 
-def _kernel(stem: str, *parts: str) -> tuple[emu.Object, str]:
+def kernel(stem: str, *parts: str) -> tuple[emu.Object, str]:
     found = load(stem)
     names = [name for name in found.kernels if all(part in name for part in parts)]
     assert len(names) == 1, (parts, names)
@@ -112,7 +112,7 @@ def _plan_values(plan: TilePlan) -> tuple[int, ...]:
     return tuple(getattr(plan, field) for field, _ in plan._fields_)
 
 
-def _activation(x: NDArray) -> tuple[str, tuple]:
+def activation_fields(x: NDArray) -> tuple[str, tuple]:
     """Struct fields of [rows, K]; rows may be strided, the array they are a view of is mapped."""
     owner = x if x.base is None or x.flags.c_contiguous else x.base
     assert x.ctypes.data == owner.ctypes.data, "a view must begin where its owner does"
@@ -146,12 +146,12 @@ def rotate_quant(
         plan.grid_rows = min(plan.grid_rows, max_grid[1])
     mse = scale_mode == "mse"
     size = f"ELi{rotation_size}E"
-    obj, name = _kernel(instances(x), "rotate_quant_kernel", size, f"Lb{int(mse)}E")
-    fmt, activation = _activation(x)
+    obj, name = kernel(instances(x), "rotate_quant_kernel", size, f"Lb{int(mse)}E")
+    fmt, activation = activation_fields(x)
     args = emu.Struct(
-        fmt + "iPqP" + "ii??PP" + PLAN,
+        fmt + "iPqPP" + "ii??PP" + PLAN,
         *activation,
-        *(rotation_size, None, 0, prescale),
+        *(rotation_size, None, 0, prescale, None),
         *(4, SCALE_MODES.index(scale_mode), bf16_intermediate, shuffle),
         emu.Uninitialized(codes),
         emu.Uninitialized(scales),
@@ -173,12 +173,12 @@ def rotate(
     """rotate of [rows, K]; out_dtype np.uint16 is bfloat16."""
     y = poisoned(x.shape, out_dtype)
     plan = plan_tiles(x.shape[1], x.shape[0], False)
-    obj, name = _kernel(instances(x), "rotate_kernel", f"ELi{rotation_size}E")
-    fmt, activation = _activation(x)
+    obj, name = kernel(instances(x), "rotate_kernel", f"ELi{rotation_size}E")
+    fmt, activation = activation_fields(x)
     args = emu.Struct(
-        fmt + "iPqP" + "Pi0q" + PLAN,
+        fmt + "iPqPP" + "Pi0q" + PLAN,
         *activation,
-        *(rotation_size, None, 0, prescale),
+        *(rotation_size, None, 0, prescale, None),
         *(emu.Uninitialized(y), DTYPE_OF[y.dtype]),
         *_plan_values(plan),
     )
@@ -193,7 +193,7 @@ def dequant(
     rows, k = codes.shape[0], codes.shape[1] * 2
     y = poisoned((rows, k), out_dtype)
     plan = plan_tiles(k, rows, False)
-    obj, name = _kernel("dequant-kernel", "dequant_kernel")
+    obj, name = kernel("dequant-kernel", "dequant_kernel")
     args = emu.Struct(
         "PP?qqPi0q" + PLAN,
         *(codes, scales, shuffled, rows, k, emu.Uninitialized(y), DTYPE_OF[y.dtype]),
@@ -216,7 +216,7 @@ def shuffle(
 
     ends_only: one workgroup does the first and the last 256 items of however many there are.
     """
-    obj, name = _kernel("layout-kernel", f"shuffle_{kind}_kernel")
+    obj, name = kernel("layout-kernel", f"shuffle_{kind}_kernel")
     *counts, inverse = sizes
     target = out if ends_only else emu.Uninitialized(out)
     args = emu.Struct("PPqqqq?", source, target, *counts, bool(inverse))

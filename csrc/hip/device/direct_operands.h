@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+// Operands for few tokens: codes and scales go from memory straight to the registers that the
+// matrix instruction reads. Nothing is shared between waves. Weights are read once, past the
+// caches.
+#pragma once
+
+#include "hip/device/mma.h"
+
+namespace rotquant::device {
+
+// What one step of 256 k needs.
+template <int kTokens, int kWeights>
+struct StepOperands {
+  u32x4 tokens[kTokens][kStepHalves];
+  u32x4 weights[kWeights][kStepHalves];
+  uint32_t token_scales[(kTokens + 1) / 2];
+  uint32_t weight_scales[kWeights / 2];
+};
+
+template <int kTokens, int kWeights>
+class DirectOperands {
+ public:
+  static_assert(kTokens == 1 || kTokens % 2 == 0);
+  static_assert(kWeights % 2 == 0);
+
+  // `first_weight`: this wave's first fragment in the workgroup's tile. Groups from `end_group` on
+  // count as 0.
+  template <class Rows>
+  RQ_DEVICE DirectOperands(const Operands& in, const TileOrigin& origin, const Rows& rows,
+                           uint32_t first_weight, uint32_t end_group, uint32_t lane)
+      : a_(arch::make_buffer(in.a + rows.first * in.row_bytes)),
+        b_(arch::make_buffer(in.b + origin.weight_block * (kFragRows * in.row_bytes))),
+        a_scales_(arch::make_buffer(in.a_scales + origin.scale_band * band_bytes(in))),
+        b_scales_(arch::make_buffer(in.b_scales +
+                                    (origin.weight_block + first_weight) / 2 * band_bytes(in))),
+        band_bytes_(static_cast<uint32_t>(band_bytes(in))),
+        end_group_(end_group),
+        scale_shift_(origin.scale_shift),
+        lane_(lane) {
+    RQ_UNROLL
+    for (int i = 0; i < kTokens; ++i)
+      token_row_[i] = rows(i * kFragRows + frag_row(lane)) * static_cast<uint32_t>(in.row_bytes);
+    RQ_UNROLL
+    for (int j = 0; j < kWeights; ++j) {
+      const uint32_t block = first_weight + j;
+      weight_block_[j] = (block < origin.weight_blocks ? block : origin.weight_blocks - 1) *
+                         (kFragRows * static_cast<uint32_t>(in.row_bytes));
+    }
+  }
+
+  RQ_DEVICE void load(uint32_t step, StepOperands<kTokens, kWeights>& to) const {
+    const uint32_t group = step * kScaleTileGroups + frag_group(lane_);
+    RQ_UNROLL
+    for (uint32_t h = 0; h < kStepHalves; ++h) {
+      const bool real = group + h * kHalfGroups < end_group_;
+      const uint32_t weight =
+          real ? step * kWeightStep + h * kFragBytes + lane_ * 16 : arch::kNowhere;
+      const uint32_t token = real ? (group + h * kHalfGroups) * kGroupBytes : arch::kNowhere;
+      RQ_UNROLL
+      for (int j = 0; j < kWeights; ++j)
+        to.weights[j][h] = arch::load_16<arch::Cache::stream>(b_, weight, weight_block_[j]);
+      RQ_UNROLL
+      for (int i = 0; i < kTokens; ++i) to.tokens[i][h] = arch::load_16(a_, token + token_row_[i]);
+    }
+    const uint32_t scale = group < end_group_ ? step * kScaleTileBytes + lane_ * 4 : arch::kNowhere;
+    RQ_UNROLL
+    for (int i = 0; i < (kTokens + 1) / 2; ++i)
+      to.token_scales[i] = arch::load_4(a_scales_, scale, i * band_bytes_);
+    RQ_UNROLL
+    for (int j = 0; j < kWeights / 2; ++j)
+      to.weight_scales[j] = arch::load_4(b_scales_, scale, j * band_bytes_);
+  }
+
+  RQ_DEVICE void multiply(uint32_t step, const StepOperands<kTokens, kWeights>& in,
+                          f32x4 (&acc)[kTokens][kWeights]) const {
+    // NOTE: a scale byte of a group that does not exist can be anything, and 0 times NaN is NaN:
+    // where the upper half step is past the end, its two scale bytes go.
+    const uint32_t group = step * kScaleTileGroups + frag_group(lane_);
+    const uint32_t mask = group + kHalfGroups < end_group_ ? 0xFFFFFFFFu : 0xFFFFu;
+    uint32_t token_scales[(kTokens + 1) / 2], weight_scales[kWeights / 2];
+    RQ_UNROLL
+    for (int i = 0; i < (kTokens + 1) / 2; ++i) token_scales[i] = in.token_scales[i] & mask;
+    if constexpr (kTokens == 1) token_scales[0] >>= scale_shift_;
+    RQ_UNROLL
+    for (int j = 0; j < kWeights / 2; ++j) weight_scales[j] = in.weight_scales[j] & mask;
+    unrolled<kStepHalves>([&](auto h) {
+      unrolled<kTokens>([&](auto i) {
+        unrolled<kWeights>([&](auto j) {
+          multiply_fragment<h.value, i.value, j.value>(
+              acc[i.value][j.value], in.tokens[i.value][h.value], in.weights[j.value][h.value],
+              token_scales[i.value / 2], weight_scales[j.value / 2]);
+        });
+      });
+    });
+  }
+
+ private:
+  RQ_DEVICE static int64_t band_bytes(const Operands& in) {
+    return kScaleTileRows * in.padded_groups;
+  }
+
+  arch::Buffer a_, b_, a_scales_, b_scales_;
+  uint32_t token_row_[kTokens], weight_block_[kWeights];  // byte offsets
+  uint32_t band_bytes_, end_group_, scale_shift_, lane_;
+};
+
+}  // namespace rotquant::device

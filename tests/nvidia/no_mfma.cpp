@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+// What the test bed has no kernels for, because they are made of gfx950's matrix instructions.
+#include <stdexcept>
+
+#include "hip/backend.h"
+#include "hip/rotate_matrix/kernel.h"
+
+namespace rotquant::hip {
+namespace {
+
+[[noreturn]] void needs_mfma(const char* what) {
+  throw std::runtime_error(std::string(what) + ": needs gfx950's MFMA, not on the NVIDIA test bed");
+}
+
+}  // namespace
+
+void rotate_by_matrix(const RotateParams&, hipStream_t) { needs_mfma("rotate by a matrix"); }
+void rotate_quant_by_matrix(const RotateQuantParams&, hipStream_t) {
+  needs_mfma("rotate_quant by a matrix");
+}
+void gemm_a4w4(const GemmParams&, hipStream_t) { needs_mfma("gemm_a4w4"); }
+
+}  // namespace rotquant::hip
