@@ -7,7 +7,7 @@
 #define RQ_HOST_DEVICE __attribute__((host, device, always_inline)) inline
 #define RQ_DEVICE __attribute__((device, always_inline)) inline
 #define RQ_UNROLL _Pragma("unroll")
-#elif defined(__NVCC__)
+#elif defined(RQ_NVIDIA)  // tests/nvidia/build.py
 #define RQ_HOST_DEVICE __host__ __device__ __forceinline__
 #define RQ_DEVICE __device__ __forceinline__
 #define RQ_UNROLL _Pragma("unroll")

@@ -34,7 +34,15 @@ OBJECTS = ROOT / "build" / "nvidia"
 WITH_MFMA = ("csrc/hip/gemm_a4w4/", "csrc/hip/rotate_matrix/")  # no_mfma.cpp stands in for them
 MACROS = ["-DROTQUANT_WITH_HIP", "-D__HIP_PLATFORM_NVIDIA__"]
 # --fmad=false is what -ffp-contract=off is elsewhere. Subnormals are kept by default.
-CUDA_FLAGS = ["-x", "cu", "-O3", "-std=c++20", "--fmad=false", "-Xcompiler=-fPIC,-Wall,-Wextra"]
+CUDA_FLAGS = [
+    "-x",
+    "cu",
+    "-DRQ_NVIDIA",
+    "-O3",
+    "-std=c++20",
+    "--fmad=false",
+    "-Xcompiler=-fPIC,-Wall,-Wextra",
+]
 # nvcc also drives the C++ compiler, because it knows where its own headers are.
 CXX_FLAGS = ["-x", "c++", "-Xcompiler=" + ",".join(["-fPIC", *build_config.CXX_FLAGS])]
 
