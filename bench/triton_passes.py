@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: MIT
 """What rotquant_hip fuses, as separate passes in plain Triton, for gfx950 in the emulator.
 
-Written as one would without looking at the machine code: rotation as a matrix product in bf16,
-quantise with integer arithmetic, scales moved by index; the product is tl.dot_scaled on natural
-weights and scales. Arguments are specialised as Triton's launcher does (16-byte alignment, buffers
-below 2 GiB), so that accesses are vectorised.
+Rotation as a matrix product in bf16, quantise with float and integer arithmetic, scales moved by
+index; the GEMM is tl.dot_scaled on natural weights and scales. Tiles: of a few that were counted,
+ones with few instructions and registers. Arguments are specialised as Triton's launcher does
+(16-byte alignment, buffers below 2 GiB), so that accesses are vectorised.
+
+NOTE: quantise packs eight codes in an int32 and takes one group a lane: with bytes, or several
+groups, LLVM picks v_bitop3_b16, which the emulator does not execute. So it does in the GEMM with 4
+waves for few tokens, hence 2.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TARGET = GPUTarget("hip", "gfx950", 64)
-POINTERS = {np.dtype(np.uint8): "*u8", np.dtype(np.uint16): "*bf16", np.dtype(np.float32): "*fp32"}
+POINTERS = {np.dtype(np.uint8): "*u8", np.dtype(np.int32): "*i32", np.dtype(np.uint16): "*bf16"}
 
 
 @triton.jit
@@ -35,29 +39,29 @@ def rotate_kernel(x, matrix, y, blocks, factor, RS: tl.constexpr, B: tl.constexp
 
 
 @triton.jit
-def quantise_kernel(y, codes, scales, groups, B: tl.constexpr):
-    """y as [groups, 32] bf16 to e2m1 and e8m0, mode round_up; finite y."""
-    group = tl.program_id(0) * B + tl.arange(0, B)
-    inside = group[:, None] < groups
-    v = tl.load(y + group[:, None] * 32 + tl.arange(0, 32)[None, :], mask=inside, other=0.0)
-    v = v.to(tl.float32)
-    amax = tl.max(tl.abs(v), axis=1)
-    # Smallest power of two >= amax / 6: a mantissa above 1.5 carries into the exponent.
-    byte = tl.maximum(((amax.to(tl.int32, bitcast=True) + 0x3FFFFF) >> 23) - 2, 0)
-    t = v * ((254 - byte) << 23).to(tl.float32, bitcast=True)[:, None]
-    bits = t.to(tl.int32, bitcast=True)
-    magnitude = bits & 0x7FFFFFFF
-    # Below 1 the step is 0.5, the last place of floats near 2^22; above, keep one mantissa bit.
-    small = (magnitude.to(tl.float32, bitcast=True) + 4194304.0).to(tl.int32, bitcast=True)
-    even = (magnitude >> 22) & 1
-    large = (magnitude + even + (0x1FFFFF - (126 << 23))) >> 22
-    code = tl.where(magnitude < 0x3F800000, small - 0x4A800000, large)  # |t| <= 6, no saturation
-    code = tl.where(bits < 0, code + 8, code)
-    code = tl.where(amax[:, None] > 0, code, 0)
-    low, high = tl.split(code.reshape(B, 16, 2))
-    packed = (low | (high << 4)).to(tl.uint8)
-    tl.store(codes + group[:, None] * 16 + tl.arange(0, 16)[None, :], packed, mask=inside)
-    tl.store(scales + group, byte.to(tl.uint8), mask=group < groups)
+def quantise_kernel(y, codes, scales, groups, B: tl.constexpr, TILES: tl.constexpr):
+    """y as [groups, 32] bf16 to e2m1, eight in an int32, and e8m0, mode round_up; finite y."""
+    for tile in tl.static_range(TILES):
+        group = (tl.program_id(0) * TILES + tile) * B + tl.arange(0, B)
+        inside = group[:, None] < groups
+        v = tl.load(y + group[:, None] * 32 + tl.arange(0, 32)[None, :], mask=inside, other=0.0)
+        v = v.to(tl.float32)
+        amax = tl.max(tl.abs(v), axis=1)
+        # Smallest power of two >= amax / 6: a mantissa above 1.5 carries into the exponent.
+        byte = tl.maximum(((amax.to(tl.int32, bitcast=True) + 0x3FFFFF) >> 23) - 2, 0)
+        t = v * ((254 - byte) << 23).to(tl.float32, bitcast=True)[:, None]
+        bits = t.to(tl.int32, bitcast=True)
+        magnitude = bits & 0x7FFFFFFF
+        # Below 1 the step is 0.5, the last place of floats near 2^22; above, keep a mantissa bit.
+        small = (magnitude.to(tl.float32, bitcast=True) + 4194304.0).to(tl.int32, bitcast=True)
+        even = (magnitude >> 22) & 1
+        large = (magnitude + even + (0x1FFFFF - (126 << 23))) >> 22
+        code = tl.where(magnitude < 0x3F800000, small - 0x4A800000, large)  # |t| <= 6
+        code = tl.where(amax[:, None] > 0, code | ((bits >> 28) & 8), 0)
+        nibble = 4 * tl.arange(0, 8)[None, None, :]
+        packed = tl.sum(code.reshape(B, 4, 8) << nibble, axis=2)
+        tl.store(codes + group[:, None] * 4 + tl.arange(0, 4)[None, :], packed, mask=inside)
+        tl.store(scales + group, byte.to(tl.uint8), mask=group < groups)
 
 
 @triton.jit
@@ -108,9 +112,15 @@ class Launch:
     """Counts of one run and what bounds the occupancy of its kernel."""
 
     stats: emu.Stats
-    vgprs: int
+    vgprs: int  # allocated to a lane, accumulators included
     lds_bytes: int
     threads: int
+
+    @property
+    def waves_per_simd(self) -> int:
+        """By 512 registers a lane, at most 8; by 160 KiB of LDS for the 4 SIMDs."""
+        workgroups = (160 << 10) // max(self.lds_bytes, 1)
+        return min(8, 512 // self.vgprs, max(1, workgroups * self.threads // 64 // 4))
 
 
 def launch(function, grid, args: list, constants: dict, warps: int = 4, **options) -> Launch:
@@ -148,7 +158,14 @@ def launch(function, grid, args: list, constants: dict, warps: int = 4, **option
 
 
 def rotate_quant(
-    x: NDArray, matrix: NDArray, factor: float, *, shuffle: bool, rows: int = 128, groups: int = 256
+    x: NDArray,
+    matrix: NDArray,
+    factor: float,
+    *,
+    shuffle: bool,
+    rows: int = 128,
+    groups: int = 64,
+    tiles: int = 4,
 ) -> tuple[NDArray, NDArray, dict[str, Launch]]:
     """x bf16 bits [M, K] and matrix bf16 bits [RS, RS] to codes, scales and the counts by pass."""
     size, (m, k) = len(matrix), x.shape
@@ -164,9 +181,9 @@ def rotate_quant(
     )
     passes["quantise"] = launch(
         quantise_kernel,
-        -(-cells // groups),
-        [y, emu.Uninitialized(codes), emu.Uninitialized(scales), cells],
-        {"B": groups},
+        -(-cells // (groups * tiles)),
+        [y, emu.Uninitialized(codes.view(np.int32)), emu.Uninitialized(scales), cells],
+        {"B": groups, "TILES": tiles},
     )
     if shuffle:
         out = np.zeros((-(-m // 256) * 256, -(-k // 256) * 8), np.uint8)
@@ -177,7 +194,13 @@ def rotate_quant(
 
 
 def gemm(
-    a: NDArray, b: NDArray, a_scales: NDArray, b_scales: NDArray, *, tile: tuple[int, int, int]
+    a: NDArray,
+    b: NDArray,
+    a_scales: NDArray,
+    b_scales: NDArray,
+    *,
+    tile: tuple[int, int, int],
+    warps: int = 4,
 ) -> tuple[NDArray, dict[str, Launch]]:
     """Codes [rows, K/2] and natural scales to bf16 bits [M, N]; tile is (BM, BN, BK)."""
     m, n = len(a), len(b)
@@ -187,7 +210,7 @@ def gemm(
         (-(-m // tile[0]), -(-n // tile[1])),
         [a, b, a_scales, b_scales, emu.Uninitialized(out), m, n, 2 * a.shape[1]],
         dict(zip(("BM", "BN", "BK"), tile, strict=True)),
-        warps=8 if tile[0] * tile[1] >= 256 * 128 else 4,
+        warps=warps,
         matrix_instr_nonkdim=16,
     )
     return out, {"gemm": done}

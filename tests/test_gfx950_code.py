@@ -107,11 +107,11 @@ def test_only_16_byte_vector_loads(kernels: list[Kernel]) -> None:
 
 def test_codes_leave_in_16_byte_stores(kernels: list[Kernel]) -> None:
     for kernel in of_stem(kernels, "rotate_quant"):
-        stores = sorted(i.split()[0] for i in kernel.instructions if i.startswith("global_store"))
-        # codes, natural scales, a dword of a shuffled scale tile
-        assert stores == ["global_store_byte", "global_store_dword", "global_store_dwordx4"], (
-            kernel.name
-        )
+        stores = [i.split()[0] for i in kernel.instructions if i.startswith("global_store")]
+        # codes; natural scales; a dword of a shuffled scale tile, with data or only padding
+        expected = {"global_store_dwordx4", "global_store_byte", "global_store_dword"}
+        assert set(stores) == expected, kernel.name
+        assert stores.count("global_store_dwordx4") == 1, kernel.name
 
 
 def test_matrix_products(kernels: list[Kernel]) -> None:

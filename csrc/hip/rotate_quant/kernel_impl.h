@@ -39,20 +39,23 @@ RQ_DEVICE constexpr int exponent_shift() {
   return 0;
 }
 
-// The workgroup's 32 x 8 tile of shuffled scales: gathered in LDS, written as 256 contiguous bytes.
-// Cells outside the activation are 0.
-RQ_DEVICE void store_scale_tile(uint8_t* scales, uint8_t (&lds)[kScaleTileBytes],
-                                const WaveTile& tile, uint32_t lane, uint32_t byte) {
+// The 256 bytes of the workgroup's 32 x 8 tile of shuffled scales; null: zeros.
+RQ_DEVICE void store_scale_tile(uint8_t* scales, const WaveTile& tile, const uint32_t* lds) {
+  const uint32_t thread = arch::thread_index();
+  if (thread >= kScaleTileBytes / 4) return;
+  const int64_t padded_groups = round_up_to(tile.groups, kScaleTileGroups);
+  const int64_t row0 = tile.row0 - tile.row0 % kScaleTileRows;
+  auto* out = reinterpret_cast<uint32_t*>(scales + scale_offset(row0, tile.group0, padded_groups));
+  out[thread] = lds ? lds[thread] : 0;
+}
+
+// Gathers that tile in LDS, one byte a lane, and stores it. Cells outside the activation are 0.
+RQ_DEVICE void gather_scale_tile(uint8_t* scales, uint8_t (&lds)[kScaleTileBytes],
+                                 const WaveTile& tile, uint32_t lane, uint32_t byte) {
   const uint32_t row = static_cast<uint32_t>(tile.row0) % kScaleTileRows + tile.row_in_tile(lane);
   lds[scale_tile_offset(row, tile.group_in_tile(lane))] = static_cast<uint8_t>(byte);
   arch::barrier();
-  const uint32_t thread = arch::thread_index();
-  if (thread < kScaleTileBytes / 4) {
-    const int64_t padded_groups = round_up_to(tile.groups, kScaleTileGroups);
-    uint8_t* out =
-        scales + scale_offset(tile.row0 - tile.row0 % kScaleTileRows, tile.group0, padded_groups);
-    reinterpret_cast<uint32_t*>(out)[thread] = reinterpret_cast<const uint32_t*>(lds)[thread];
-  }
+  store_scale_tile(scales, tile, reinterpret_cast<const uint32_t*>(lds));
 }
 
 template <class Config>
@@ -67,6 +70,9 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(device::kMaxThreads,
 
   device::for_each_wave_tile(
       args.plan, p.x.rows, p.x.k / kGroup, [&](const WaveTile& tile, uint32_t lane) {
+        // Nothing but padding: the same for the whole workgroup, so no barrier is missed.
+        if (p.shuffle_scales && tile.row0 - tile.row0 % kScaleTileRows >= tile.rows)
+          return store_scale_tile(p.scales, tile, nullptr);
         uint32_t scale = 0;
         if (tile.row0 < tile.rows) {
           f32x2 y[kPairs];
@@ -83,7 +89,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(device::kMaxThreads,
           }
         }
         if (p.shuffle_scales) {
-          store_scale_tile(p.scales, scale_tiles.bytes[parity], tile, lane, scale);
+          gather_scale_tile(p.scales, scale_tiles.bytes[parity], tile, lane, scale);
           parity ^= 1;
         }
       });
