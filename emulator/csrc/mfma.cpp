@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Matrix instructions. They ignore EXEC and MODE, round to nearest even and keep denormals.
-//
-// Layouts: row i of A (column j of B) lives in lanes with lane % dim == i. D[i][j] lives in
-//   16x16: lane 16*(i/4) + j, register i%4;   32x32: lane 32*((i/4)%2) + j, register 4*(i/8) + i%4.
-#include "lanes.h"
+#include "matrix.h"
 
 namespace emu {
 namespace {
@@ -72,60 +69,7 @@ struct Operands {
   alignas(64) T b[kMaxK][N];  // [k][column]
 };
 
-void no_modifiers(const Inst& in) {
-  if (in.neg || in.abs || in.clamp)
-    throw Fault("unimplemented", "modifiers on a matrix instruction");
-}
-void no_broadcast(const Inst& in) {
-  if (in.cbsz || in.abid || in.blgp)
-    throw Fault("unimplemented", "cbsz, abid or blgp lane permutes of a matrix instruction");
-}
-
-inline int d_lane(int dim, int i, int j) {
-  return dim == 16 ? 16 * (i / 4) + j : 32 * ((i / 4) % 2) + j;
-}
-inline int d_reg(int dim, int i) { return dim == 16 ? i % 4 : 4 * (i / 8) + i % 4; }
-
-template <int N>
-void read_c(Wave& w, const Inst& in, int block, float (*c)[N]) {
-  int code = in.src[2].code, regs = N * N / 64;
-  if (code < kVgpr) {
-    float x = f32_of(scalar32(w, in, code));
-    for (int i = 0; i < N; ++i)
-      for (int j = 0; j < N; ++j) c[i][j] = x;
-    return;
-  }
-  for (int i = 0; i < N; ++i) {
-    const u32* row = &w.vgpr(code + block * regs + d_reg(N, i))[d_lane(N, i, 0)];
-    for (int j = 0; j < N; ++j) c[i][j] = f32_of(row[j]);
-  }
-}
-template <int N>
-void write_d(Wave& w, const Inst& in, int block, const float (*d)[N]) {
-  int regs = N * N / 64;
-  for (int i = 0; i < N; ++i) {
-    u32* row = &w.vgpr(in.dst.code + block * regs + d_reg(N, i))[d_lane(N, i, 0)];
-    for (int j = 0; j < N; ++j) {
-      u32 x = u32_of(d[i][j]);
-      row[j] = is_nan(x) ? 0x7fc00000u : x;
-    }
-  }
-}
-
 // --- f8f6f4, with and without block scales
-struct Tables {
-  float value[5][256];
-  Tables() {
-    const Narrow* formats[5] = {&kFp8, &kBf8, &kFp6, &kBf6, &kFp4};
-    for (int f = 0; f < 5; ++f)
-      for (u32 code = 0; code < 256; ++code)
-        value[f][code] = code < (1u << formats[f]->width()) ? float(widen(*formats[f], code)) : 0.f;
-  }
-};
-const Tables& tables() {
-  static const Tables t;
-  return t;
-}
 inline float fp4_value(u32 nibble) {
   i32 c = i32(nibble & 7);
   i32 twice = c < 4 ? c : (c < 6 ? 2 * c - 4 : 4 * c - 16);
@@ -234,59 +178,60 @@ EMU_HANDLER("v_mfma_scale_f32_32x32x64_f8f6f4", (f8f6f4<32, true>))
 EMU_HANDLER("v_mfma_f32_16x16x128_f8f6f4", (f8f6f4<16, false>))
 EMU_HANDLER("v_mfma_f32_32x32x64_f8f6f4", (f8f6f4<32, false>))
 
-// --- ordinary float32 accumulation. Lane group g = lane / N holds `per_lane` consecutive k, from k
-// = per_lane * g on; with several blocks, group g is block g. ASSUMED: products exact, added in
-// float32 in the order of k.
-enum class Kind16 { bf16, f16, f32, fp8, bf8 };
-// Element e of N neighbouring lanes.
-template <int N>
-void elements(Wave& w, int code, int lane, int e, Kind16 kind, float* out) {
-  bool small = kind == Kind16::bf16 || kind == Kind16::f16;
-  const u32* x = &w.vgpr(code + (kind == Kind16::f32 ? e : small ? e / 2 : e / 4))[lane];
-  int shift = kind == Kind16::f32 ? 0 : small ? 16 * (e & 1) : 8 * (e & 3);
-  const float* table = tables().value[kind == Kind16::bf8];
-  switch (kind) {
-    case Kind16::bf16:
-      for (int i = 0; i < N; ++i) out[i] = of_bf16((x[i] >> shift) & 0xffff);
-      break;
-    case Kind16::f16:
-      for (int i = 0; i < N; ++i) out[i] = of_f16((x[i] >> shift) & 0xffff);
-      break;
-    case Kind16::f32:
-      for (int i = 0; i < N; ++i) out[i] = f32_of(x[i]);
-      break;
-    default:
-      for (int i = 0; i < N; ++i) out[i] = table[(x[i] >> shift) & 255];
-  }
+// --- operand permutes. CBSZ, ABID: every group of 2^CBSZ neighbouring blocks takes A from its
+// block ABID (ASSUMED where there are several groups). BLGP: which 16 lanes of B stand in for
+// each 16.
+int a_block(const Inst& in, int block) { return (block & ~((1 << in.cbsz) - 1)) + int(in.abid); }
+int b_lane(const Inst& in, int lane) {
+  int group = lane / 16, from[] = {group, group & 1, 2 + (group & 1), (group + 1) & 3};
+  return (in.blgp < 4 ? from[in.blgp] : int(in.blgp) - 4) * 16 + lane % 16;
 }
-template <int N>
-void plain(Wave& w, const Inst& in, int per_lane, int blocks, Kind16 ka, Kind16 kb) {
+void check_permutes(const Inst& in, int blocks, bool lane_groups) {
+  if ((1 << in.cbsz) > blocks || in.abid >> in.cbsz)
+    throw Fault("unimplemented", "cbsz or abid beyond the blocks of a matrix instruction");
+  if (in.blgp && !lane_groups)
+    throw Fault("unimplemented", "blgp on a matrix instruction without lane groups");
+}
+
+// Element e of the lanes that stand in for N lanes of B.
+template <int N, Element kind>
+[[gnu::noinline]] void permuted(Wave& w, const Inst& in, int lane, int e, float* out) {
+  for (int part = 0; part < N; part += 16)
+    elements<16, kind>(w, in.src[1].code, b_lane(in, lane + part), e, out + part);
+}
+
+// --- ordinary float32 accumulation. Lane group g = lane / N holds `PerLane` consecutive k, from k
+// = PerLane * g on; with several blocks, group g is block g. ASSUMED: products exact, added in
+// float32 in the order of k.
+template <int N, int PerLane, int Blocks, Element ka, Element kb>
+void plain(Wave& w, const Inst& in) {
   no_modifiers(in);
-  no_broadcast(in);
+  check_permutes(in, Blocks, Blocks > 1 || ka == Element::f32);
   thread_local Operands<float, N> m;
-  int groups = 64 / N / blocks, K = per_lane * groups;
-  alignas(64) float acc[4][N][N];
-  for (int block = 0; block < blocks; ++block) {
-    for (int g = 0; g < groups; ++g)
-      for (int e = 0; e < per_lane; ++e) {
-        int lane = N * (g + block * groups);
-        elements<N>(w, in.src[0].code, lane, e, ka, m.a[per_lane * g + e]);
-        elements<N>(w, in.src[1].code, lane, e, kb, m.b[per_lane * g + e]);
+  constexpr int kGroups = 64 / N / Blocks, K = PerLane * kGroups;
+  alignas(64) float acc[Blocks][N][N];
+  for (int block = 0; block < Blocks; ++block) {
+    for (int g = 0; g < kGroups; ++g)
+      for (int e = 0; e < PerLane; ++e) {
+        int a_lane = N * (g + a_block(in, block) * kGroups), lane = N * (g + block * kGroups);
+        elements<N, ka>(w, in.src[0].code, a_lane, e, m.a[PerLane * g + e]);
+        if (in.blgp)
+          permuted<N, kb>(w, in, lane, e, m.b[PerLane * g + e]);
+        else
+          elements<N, kb>(w, in.src[1].code, lane, e, m.b[PerLane * g + e]);
       }
     read_c<N>(w, in, block, acc[block]);
     for (int i = 0; i < N; i += kRows) {
-      if (ka == Kind16::f32)
+      if (ka == Element::f32)
         multiply<true, float, N>(m.a, m.b, i, 0, K, &acc[block][i]);
       else
         multiply<false, float, N>(m.a, m.b, i, 0, K, &acc[block][i]);
     }
   }
-  for (int block = 0; block < blocks; ++block) write_d<N>(w, in, block, acc[block]);
+  for (int block = 0; block < Blocks; ++block) write_d<N>(w, in, block, acc[block]);
 }
-#define PLAIN(name, N, per_lane, blocks, ka, kb)               \
-  EMU_HANDLER(name, [](Wave& w, const Inst& in) {              \
-    plain<N>(w, in, per_lane, blocks, Kind16::ka, Kind16::kb); \
-  })
+#define PLAIN(name, N, per_lane, blocks, ka, kb) \
+  EMU_HANDLER(name, (plain<N, per_lane, blocks, Element::ka, Element::kb>))
 PLAIN("v_mfma_f32_16x16x32_bf16", 16, 8, 1, bf16, bf16)
 PLAIN("v_mfma_f32_32x32x16_bf16", 32, 8, 1, bf16, bf16)
 PLAIN("v_mfma_f32_16x16x32_f16", 16, 8, 1, f16, f16)
@@ -314,83 +259,115 @@ PLAIN("v_mfma_f32_32x32x16_bf8_bf8", 32, 8, 1, bf8, bf8)
 
 // --- 4x4: sixteen blocks of four lanes; lane 4*block + index holds every k, D[i][j] is register i
 // of lane 4*block + j
-void four(Wave& w, const Inst& in, int K, Kind16 kind) {
+template <int K, Element kind>
+void four(Wave& w, const Inst& in) {
   no_modifiers(in);
-  no_broadcast(in);
-  float d[4][kLanes], a[4][kLanes], b[4][kLanes];
+  check_permutes(in, 16, true);
+  constexpr bool integer = kind == Element::i8;
+  u32 d[4][kLanes];
+  float a[4][kLanes], b[4][kLanes];
   for (int e = 0; e < K; ++e) {
-    elements<64>(w, in.src[0].code, 0, e, kind, a[e]);
-    elements<64>(w, in.src[1].code, 0, e, kind, b[e]);
+    elements<64, kind>(w, in.src[0].code, 0, e, a[e]);
+    elements<64, kind>(w, in.src[1].code, 0, e, b[e]);
   }
   for (int l = 0; l < kLanes; ++l)
     for (int i = 0; i < 4; ++i) {
-      int code = in.src[2].code;
-      float acc = f32_of(code >= kVgpr ? w.vgpr(code + i)[l] : scalar32(w, in, code));
-      for (int k = 0; k < K; ++k) acc = __builtin_fmaf(a[k][(l & ~3) + i], b[k][l], acc);
-      d[i][l] = acc;
+      int code = in.src[2].code, row = 4 * a_block(in, l / 4) + i, column = b_lane(in, l);
+      u32 c = code >= kVgpr ? w.vgpr(code + i)[l] : scalar32(w, in, code);
+      float acc = integer ? 0.f : f32_of(c);
+      for (int k = 0; k < K; ++k) acc = __builtin_fmaf(a[k][row], b[k][column], acc);
+      u32 x = u32_of(acc);
+      d[i][l] = integer ? c + u32(i32(acc)) : is_nan(x) ? 0x7fc00000u : x;
     }
   for (int i = 0; i < 4; ++i)
-    for (int l = 0; l < kLanes; ++l)
-      w.vgpr(in.dst.code + i)[l] = is_nan(u32_of(d[i][l])) ? 0x7fc00000u : u32_of(d[i][l]);
+    for (int l = 0; l < kLanes; ++l) w.vgpr(in.dst.code + i)[l] = d[i][l];
 }
-EMU_HANDLER("v_mfma_f32_4x4x4_16b_f16",
-            [](Wave& w, const Inst& in) { four(w, in, 4, Kind16::f16); })
-EMU_HANDLER("v_mfma_f32_4x4x4_16b_bf16",
-            [](Wave& w, const Inst& in) { four(w, in, 4, Kind16::bf16); })
-EMU_HANDLER("v_mfma_f32_4x4x1_16b_f32",
-            [](Wave& w, const Inst& in) { four(w, in, 1, Kind16::f32); })
+#define FOUR(name, K, kind) EMU_HANDLER(name, (four<K, Element::kind>))
+FOUR("v_mfma_f32_4x4x4_16b_f16", 4, f16)
+FOUR("v_mfma_f32_4x4x4_16b_bf16", 4, bf16)
+FOUR("v_mfma_f32_4x4x1_16b_f32", 1, f32)
+FOUR("v_mfma_i32_4x4x4_16b_i8", 4, i8)
 
-// --- float64 16x16x4: lane 16*k + index; D[i][j] is register pair i/4 of lane 16*(i%4) + j
-EMU_HANDLER("v_mfma_f64_16x16x4_f64", [](Wave& w, const Inst& in) {
+// --- float64. A and B: lane dim*(blocks*k + block) + index. D[i][j] of 16x16x4 is register pair
+// i/4 of lane 16*(i%4) + j; of 4x4x4 it is lane 16*i + 4*block + j. BLGP negates A, B and C.
+template <int N>
+void float64(Wave& w, const Inst& in) {
   no_modifiers(in);
-  no_broadcast(in);
-  auto at = [&](int code, int lane) {
-    return bits<double>(w.vgpr(code)[lane] | (u64(w.vgpr(code + 1)[lane]) << 32));
+  check_permutes(in, 1, true);
+  constexpr int kBlocks = N == 16 ? 1 : 4;
+  auto at = [&](int code, int lane, int operand) {
+    u64 x = w.vgpr(code)[lane] | (u64(w.vgpr(code + 1)[lane]) << 32);
+    return bits<double>(x ^ (u64(in.blgp >> operand & 1) << 63));
   };
-  double d[16][16];
-  for (int i = 0; i < 16; ++i)
-    for (int j = 0; j < 16; ++j) {
-      int code = in.src[2].code, lane = 16 * (i % 4) + j;
-      d[i][j] =
-          code >= kVgpr ? at(code + 2 * (i / 4), lane) : bits<double>(scalar64(w, in, code, true));
-      for (int k = 0; k < 4; ++k)
-        d[i][j] =
-            __builtin_fma(at(in.src[0].code, 16 * k + i), at(in.src[1].code, 16 * k + j), d[i][j]);
-    }
-  for (int i = 0; i < 16; ++i)
-    for (int j = 0; j < 16; ++j) {
-      u64 x = bits<u64>(d[i][j]);
-      w.vgpr(in.dst.code + 2 * (i / 4))[16 * (i % 4) + j] = u32(x);
-      w.vgpr(in.dst.code + 2 * (i / 4) + 1)[16 * (i % 4) + j] = u32(x >> 32);
-    }
-})
+  auto place = [&](int block, int i, int j, int& pair) {
+    pair = N == 16 ? i / 4 : 0;
+    return 16 * (i % 4) + 4 * block + j;
+  };
+  double d[kBlocks][N][N];
+  for (int block = 0; block < kBlocks; ++block)
+    for (int i = 0; i < N; ++i)
+      for (int j = 0; j < N; ++j) {
+        int code = in.src[2].code, pair, lane = place(block, i, j, pair);
+        double acc =
+            code >= kVgpr
+                ? at(code + 2 * pair, lane, 2)
+                : bits<double>(scalar64(w, in, code, true) ^ (u64(in.blgp >> 2 & 1) << 63));
+        for (int k = 0; k < 4; ++k) {
+          int first = N * (kBlocks * k + block);
+          acc = __builtin_fma(at(in.src[0].code, first + i, 0), at(in.src[1].code, first + j, 1),
+                              acc);
+        }
+        d[block][i][j] = acc;
+      }
+  for (int block = 0; block < kBlocks; ++block)
+    for (int i = 0; i < N; ++i)
+      for (int j = 0; j < N; ++j) {
+        int pair, lane = place(block, i, j, pair);
+        u64 x = bits<u64>(d[block][i][j]);
+        w.vgpr(in.dst.code + 2 * pair)[lane] = u32(x);
+        w.vgpr(in.dst.code + 2 * pair + 1)[lane] = u32(x >> 32);
+      }
+}
+EMU_HANDLER("v_mfma_f64_16x16x4_f64", float64<16>)
+EMU_HANDLER("v_mfma_f64_4x4x4_4b_f64", float64<4>)
 
 // --- int8
 template <int N>
-void int8(Wave& w, const Inst& in, int per_lane) {
+void int8(Wave& w, const Inst& in, int per_lane, int blocks) {
   no_modifiers(in);
-  no_broadcast(in);
-  int groups = 64 / N;
-  u32 acc[N][N];
-  for (int i = 0; i < N; ++i)
-    for (int j = 0; j < N; ++j)
-      acc[i][j] = in.src[2].code >= kVgpr ? w.vgpr(in.src[2].code + d_reg(N, i))[d_lane(N, i, j)]
-                                          : scalar32(w, in, in.src[2].code);
+  check_permutes(in, blocks, blocks > 1);
+  int groups = 64 / N / blocks, regs = N * N / 64;
+  u32 acc[4][N][N];
   auto at = [&](int code, int lane, int e) {
     return i32(i8(w.vgpr(code + e / 4)[lane] >> (8 * (e & 3))));
   };
-  for (int i = 0; i < N; ++i)
-    for (int j = 0; j < N; ++j)
-      for (int g = 0; g < groups; ++g)
-        for (int e = 0; e < per_lane; ++e)
-          acc[i][j] += u32(at(in.src[0].code, N * g + i, e) * at(in.src[1].code, N * g + j, e));
-  for (int i = 0; i < N; ++i)
-    for (int j = 0; j < N; ++j) w.vgpr(in.dst.code + d_reg(N, i))[d_lane(N, i, j)] = acc[i][j];
+  for (int block = 0; block < blocks; ++block) {
+    int c = in.src[2].code, a_first = N * groups * a_block(in, block), b_first = N * groups * block;
+    for (int i = 0; i < N; ++i)
+      for (int j = 0; j < N; ++j) {
+        u32 sum = c >= kVgpr ? w.vgpr(c + block * regs + d_reg(N, i))[d_lane(N, i, j)]
+                             : scalar32(w, in, c);
+        for (int g = 0; g < groups; ++g) {
+          int a_lane = a_first + N * g + i, lane = b_lane(in, b_first + N * g + j);
+          for (int e = 0; e < per_lane; ++e)
+            sum += u32(at(in.src[0].code, a_lane, e) * at(in.src[1].code, lane, e));
+        }
+        acc[block][i][j] = sum;
+      }
+  }
+  for (int block = 0; block < blocks; ++block)
+    for (int i = 0; i < N; ++i)
+      for (int j = 0; j < N; ++j)
+        w.vgpr(in.dst.code + block * regs + d_reg(N, i))[d_lane(N, i, j)] = acc[block][i][j];
 }
-EMU_HANDLER("v_mfma_i32_16x16x64_i8", [](Wave& w, const Inst& in) { int8<16>(w, in, 16); })
-EMU_HANDLER("v_mfma_i32_32x32x32_i8", [](Wave& w, const Inst& in) { int8<32>(w, in, 16); })
-EMU_HANDLER("v_mfma_i32_16x16x32_i8", [](Wave& w, const Inst& in) { int8<16>(w, in, 8); })
-EMU_HANDLER("v_mfma_i32_32x32x16_i8", [](Wave& w, const Inst& in) { int8<32>(w, in, 8); })
+#define INT8(name, N, per_lane, blocks) \
+  EMU_HANDLER(name, [](Wave& w, const Inst& in) { int8<N>(w, in, per_lane, blocks); })
+INT8("v_mfma_i32_16x16x64_i8", 16, 16, 1)
+INT8("v_mfma_i32_32x32x32_i8", 32, 16, 1)
+INT8("v_mfma_i32_16x16x32_i8", 16, 8, 1)
+INT8("v_mfma_i32_32x32x16_i8", 32, 8, 1)
+INT8("v_mfma_i32_16x16x4_4b_i8", 16, 4, 4)
+INT8("v_mfma_i32_32x32x4_2b_i8", 32, 4, 2)
 
 }  // namespace
 }  // namespace emu

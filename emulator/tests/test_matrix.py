@@ -16,6 +16,8 @@ import pytest
 from assemble import run_lines
 from test_conversions import BITS, DTYPES, values_of
 
+import gfx950_emulator as emu
+
 FORMAT_CODE = {"fp8": 0, "bf8": 1, "fp6": 2, "bf6": 3, "fp4": 4}
 SHAPES = {16: 128, 32: 64}  # dim -> K of f8f6f4
 
@@ -266,3 +268,135 @@ def test_plain_int8(dim: int, K: int, registers: int) -> None:
     frags = [pack("i8", (m & 255).astype(np.uint32), registers) for m in (a, b)]
     d = run(f"v_mfma_i32_{dim}x{dim}x{K}_i8", dim, *frags, None, "").view(np.int32)
     assert (d == np.einsum("nik,njk->nij", a, b)).all()
+
+
+# Forms with blocks: (type, dim, blocks, k of a lane). Block b's A and B are in lanes dim*b + index.
+BLOCKED = [(t, dim, 64 // dim, k) for dim in (4, 16, 32)
+           for t, k in (("f16", 4), ("bf16", 4), ("f32", 1), ("i8", 4))]  # fmt: skip
+BLOCK_DTYPES = {
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "f32": np.float32,
+    "i8": np.int8,
+}
+# BLGP -> the groups of 16 lanes of B that are read in place of groups 0, 1, 2, 3 (AMD's matrix
+# instruction calculator and the ISA manual).
+LANE_GROUPS = [[0, 1, 2, 3], [0, 1, 0, 1], [2, 3, 2, 3], [1, 2, 3, 0],
+               [0, 0, 0, 0], [1, 1, 1, 1], [2, 2, 2, 2], [3, 3, 3, 3]]  # fmt: skip
+
+
+def blocked_name(fmt: str, dim: int, blocks: int, k: int) -> str:
+    return f"v_mfma_{'i32' if fmt == 'i8' else 'f32'}_{dim}x{dim}x{k}_{blocks}b_{fmt}"
+
+
+def run_blocked(
+    name: str, fmt: str, dim: int, blocks: int, a: np.ndarray, b: np.ndarray, tails: list[str]
+) -> np.ndarray:
+    """a, b: values by lane [n, 64, k of a lane]. C = 2. D [tails, n, blocks, dim, dim]."""
+    n, regs = a.shape[0], blocks * dim * dim // 64
+    dtype = BLOCK_DTYPES[fmt]
+    raw = [np.ascontiguousarray(x.astype(dtype)).view(np.uint32) for x in (a, b)]
+    raw = [x.reshape(n, 64, -1) for x in raw]
+    r = raw[0].shape[2]
+    waves = -(-n // 16) * 16 if n > 1 else 1
+    data = np.pad(np.concatenate(raw, axis=2), ((0, waves - n), (0, 0), (0, 0)))
+    x, y = ("v10", "v11") if r == 1 else ("v[10:11]", "v[12:13]")
+    two, results = 2 if fmt == "i8" else 2.0, []
+    at_once = 64 // regs
+    for first in range(0, len(tails), at_once):
+        some = tails[first : first + at_once]
+        total = regs * len(some)
+        lines = [f"  v_mov_b32 v{60 + i}, {two}" for i in range(total)]
+        for s, tail in enumerate(some):
+            d = f"v[{60 + regs * s}:{59 + regs * (s + 1)}]"
+            lines.append(f"  {name} {d}, {x}, {y}, {d}{tail}")
+        out = run_lines("\n".join(lines), data.reshape(waves * 64, -1), total)
+        results += np.split(out.reshape(waves, 64, total)[:n], len(some), axis=2)
+    out = np.stack(results).view(np.int32 if fmt == "i8" else np.float32)
+    if dim == 4:
+        return out.reshape(len(tails), n, 16, 4, 4).transpose(0, 1, 2, 4, 3)
+    per_block = np.split(out, blocks, axis=3)
+    flat = [unpack_d(np.ascontiguousarray(p).reshape(-1, regs // blocks), dim) for p in per_block]
+    return np.stack(flat, 1).reshape(len(tails), n, blocks, dim, dim)
+
+
+def product(a: np.ndarray, b: np.ndarray, dim: int, blocks: int) -> np.ndarray:
+    """A B^T + 2 of every block from values by lane [n, 64, k]; single blocks spread k over lanes."""
+    n, groups = len(a), 64 // dim // blocks
+    a, b = (x.astype(np.float64).reshape(n, groups, blocks, dim, -1) for x in (a, b))
+    return np.einsum("ngbik,ngbjk->nbij", a, b) + 2
+
+
+@pytest.mark.parametrize("fmt,dim,blocks,k", BLOCKED)
+def test_blocks_one_hot(fmt: str, dim: int, blocks: int, k: int) -> None:
+    """Every element of A, then of B, is 1 alone."""
+    rng = np.random.default_rng(dim)
+    hot = np.eye(64 * k, dtype=np.int64).reshape(-1, 64, k)
+    full = np.broadcast_to(rng.integers(-8, 9, (64, k)), hot.shape)
+    name = blocked_name(fmt, dim, blocks, k)
+    for a, b in ((hot, full), (full, hot)):
+        d = run_blocked(name, fmt, dim, blocks, a, b, [""])
+        assert (d[0] == product(a, b, dim, blocks)).all()
+
+
+@pytest.mark.parametrize("fmt,dim,blocks,k", [*BLOCKED, ("f32", 16, 1, 1), ("f32", 32, 1, 1)])
+def test_operand_permutes(fmt: str, dim: int, blocks: int, k: int) -> None:
+    """Every legal CBSZ and ABID, every BLGP."""
+    rng = np.random.default_rng(dim + blocks)
+    a, b = (rng.integers(-8, 9, (1, 64, k)) for _ in range(2))
+    broadcasts = [
+        (c, i) for c in range(blocks.bit_length()) if 1 << c <= blocks for i in range(1 << c)
+    ]
+    cases = [(0, 0, g) for g in range(8)] + [(c, i, (c + i) % 8) for c, i in broadcasts]
+    name = blocked_name(fmt, dim, blocks, k)
+    if blocks == 1:
+        name = f"v_mfma_f32_{dim}x{dim}x{64 // dim}_f32"
+    tails = [f" cbsz:{c} abid:{i} blgp:{g}" for c, i, g in cases]
+    d = run_blocked(name, fmt, dim, blocks, a, b, tails)
+    for (c, i, g), got in zip(cases, d, strict=True):
+        sources = [block // (1 << c) * (1 << c) + i for block in range(blocks)]
+        a_used = a.reshape(1, -1, blocks, dim, k)[:, :, sources].reshape(a.shape)
+        b_used = b.reshape(1, 4, 16, k)[:, LANE_GROUPS[g]].reshape(b.shape)
+        assert (got == product(a_used, b_used, dim, blocks)).all(), (c, i, g)
+
+
+@pytest.mark.parametrize("line", [
+    "v_mfma_f32_16x16x32_bf16 v[60:63], v[10:13], v[14:17], v[60:63] cbsz:1",
+    "v_mfma_f32_16x16x32_bf16 v[60:63], v[10:13], v[14:17], v[60:63] blgp:1",
+    "v_mfma_i32_16x16x64_i8 v[60:63], v[10:13], v[14:17], v[60:63] blgp:1",
+    "v_mfma_f32_4x4x1_16b_f32 v[60:63], v10, v11, v[60:63] cbsz:2 abid:4",
+    "v_mfma_f32_4x4x1_16b_f32 v[60:63], v10, v11, v[60:63] cbsz:5",
+])  # fmt: skip
+def test_no_such_permute(line: str) -> None:
+    zero = "".join(f"  v_mov_b32 v{60 + r}, 0\n" for r in range(4))
+    with pytest.raises(emu.EmulatorError, match="unimplemented"):
+        run_lines(zero + "  " + line, np.zeros((64, 8), np.uint32), 4)
+
+
+@pytest.mark.parametrize("dim", [4, 16])
+def test_float64(dim: int) -> None:
+    """Every element of A and B by one-hot, random integers, and BLGP, which negates A, B and C.
+    A and B are in lane 16*k + 4*block + index of 4x4x4, D in lane 16*row + 4*block + column."""
+    rng = np.random.default_rng(dim)
+    blocks, regs = 16 // dim, dim * dim // 32 if dim == 16 else 2
+    name = f"v_mfma_f64_{dim}x{dim}x4_{'4b_' if dim == 4 else ''}f64"
+    a, b = (rng.integers(-9, 10, (144, 64)).astype(np.float64) for _ in range(2))
+    a[:64], b[64:128] = np.eye(64), np.eye(64)
+    c = rng.integers(-9, 10, (144, 64, regs // 2)).astype(np.float64)
+    data = np.concatenate([a[..., None], b[..., None], c], axis=2).view(np.uint32)
+    move = "".join(f"  v_mov_b32 v{60 + i}, v{14 + i}\n" for i in range(regs))
+    for neg in range(8):
+        bits = ",".join(str(neg >> i & 1) for i in range(3))
+        d = f"v[60:{59 + regs}]"
+        line = f"  {name} {d}, v[10:11], v[12:13], {d} neg:[{bits}]"
+        out = run_lines(move + line, data.reshape(144 * 64, -1), regs)
+        got = out.view(np.float64).reshape(144, 64, regs // 2)
+        sa, sb, sc = (1 - 2 * (neg >> i & 1) for i in range(3))
+        m = [x.reshape(144, 4, blocks, dim) for x in (a, b)]
+        want = sa * sb * np.einsum("nkbi,nkbj->nbij", *m)
+        if dim == 4:
+            place = lambda x: x.reshape(144, 4, 4, 4).transpose(0, 2, 1, 3)  # noqa: E731
+        else:  # D[i][j]: register pair i/4 of lane 16*(i%4) + j
+            place = lambda x: x.reshape(144, 4, 16, 4).transpose(0, 3, 1, 2).reshape(  # noqa: E731
+                144, 1, 16, 16)  # fmt: skip
+        assert (place(got) == want + sc * place(c)).all(), neg

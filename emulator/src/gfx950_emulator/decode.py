@@ -279,7 +279,7 @@ def _matrix(cls: str, name: str, f: dict, w: dict, out: dict) -> None:
         _source(out, 0, f["src0"] + (256 if reads and f["src0"] >= VGPR else 0), 1)
         return
     acc_cd = 256 * f["acc_cd"]
-    f8f6f4 = "f8f6f4" in name
+    f8f6f4, sparse = "f8f6f4" in name, name.startswith("v_smfmac")
     counts = {k: w.get(k, 1) for k in ("src0", "src1", "src2", "vdst")}
     if f8f6f4:
         counts["src0"], counts["src1"] = _FRAGMENT.get(f["cbsz"], 8), _FRAGMENT.get(f["blgp"], 8)
@@ -287,8 +287,11 @@ def _matrix(cls: str, name: str, f: dict, w: dict, out: dict) -> None:
     for i in range(3):
         code = f[f"src{i}"]
         if code >= VGPR:
-            code += acc_cd if i == 2 else 256 * (f["acc"] >> i & 1)
+            # The index of a sparse instruction is never an AccVGPR.
+            code += (0 if sparse else acc_cd) if i == 2 else 256 * (f["acc"] >> i & 1)
         _source(out, i, code, counts[f"src{i}"])
+    if sparse:  # adds to its destination
+        _put(out, "data", out["dst"], out["dst_n"])
     out["cbsz"], out["abid"], out["blgp"] = f["cbsz"], f["abid"], f["blgp"]
     if cls == "VOP3PX2":
         out["scale0"], out["scale1"] = f["scale_src0"], f["scale_src1"]

@@ -36,7 +36,7 @@ _MEMORY_COUNTS = (
 
 # Passes of 4 clocks: {mnemonic stem: passes}; f8f6f4 depends on its formats.
 _PASSES = {"16x16x32": 4, "32x32x16": 8, "16x16x64": 4, "32x32x32": 8, "16x16x16": 4, "32x32x8": 8,
-           "32x32x2": 16, "16x16x4": 8, "32x32x4": 16}  # fmt: skip
+           "32x32x2": 16, "16x16x4": 8, "32x32x4": 16, "16x16x128": 4, "32x32x64": 8}  # fmt: skip
 
 
 def mfma_passes(name: str, cbsz: int, blgp: int) -> int:
