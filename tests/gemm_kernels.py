@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
 from dataclasses import dataclass
 from functools import cache
 
 import gfx950_emulator as emu
 import gfx950_kernels as kernels
 import numpy as np
-from gfx950_build import ROOT, code_objects
+from gfx950_build import ROOT, host_library
 from numpy.typing import NDArray
 
 from rotquant_hip import reference
@@ -53,8 +52,8 @@ class Config:
 
 @cache
 def _library() -> ctypes.CDLL:
-    source = code_objects() / "gemm_configs.cpp"
-    source.write_text(
+    loaded = host_library(
+        "gemm_configs",
         '#include "core/gemm_configs.h"\n'
         "using namespace rotquant;\n"
         "static GemmParams problem(long m, long n, long k, int config) {\n"
@@ -65,12 +64,8 @@ def _library() -> ctypes.CDLL:
         "  return gemm_workspace_bytes(problem(m, n, k, config)); }\n"
         'extern "C" const char* name(int i) { return kGemmConfigs[i].name; }\n'
         'extern "C" unsigned tile(unsigned id, unsigned tiles_m, unsigned tiles_n) {\n'
-        "  const auto t = gemm_tile_of(id, tiles_m, tiles_n); return t.m << 16 | t.n; }\n"
+        "  const auto t = gemm_tile_of(id, tiles_m, tiles_n); return t.m << 16 | t.n; }\n",
     )
-    library = source.with_suffix(".so")
-    flags = ["-std=c++20", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}"]
-    subprocess.run(["c++", source, *flags, "-o", library], check=True)
-    loaded = ctypes.CDLL(str(library))
     loaded.workspace.restype = ctypes.c_long
     loaded.name.restype = ctypes.c_char_p
     loaded.tile.restype = ctypes.c_uint

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from functools import cache
@@ -23,3 +24,14 @@ def code_objects() -> Path:
         if result.returncode:
             raise RuntimeError(result.stdout + result.stderr)
     return build
+
+
+@cache
+def host_library(name: str, code: str) -> ctypes.CDLL:
+    """A shared library of host code that includes headers of csrc, as the launchers do."""
+    source = code_objects() / f"{name}.cpp"
+    source.write_text(code)
+    library = source.with_suffix(".so")
+    flags = ["-std=c++20", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}"]
+    subprocess.run(["c++", source, *flags, "-o", library], check=True)
+    return ctypes.CDLL(str(library))

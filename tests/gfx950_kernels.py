@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import gfx950_emulator as emu
 import numpy as np
-from gfx950_build import ROOT, code_objects
+from gfx950_build import code_objects, host_library
 from numpy.typing import NDArray
 
 from rotquant_hip.reference import SCALE_MODES
@@ -36,24 +36,17 @@ class TilePlan(ctypes.Structure):
     ]
 
 
-@cache
-def _plan_library() -> ctypes.CDLL:
-    source = code_objects() / "tile_plan.cpp"
-    source.write_text(
-        '#include "hip/device/tile_plan.h"\n'
-        'extern "C" void plan(long k, long rows, bool shuffle, rotquant::device::TilePlan* out) {\n'
-        "  *out = rotquant::device::plan_tiles(k, rows, shuffle, 64);\n}\n"
-    )
-    library = source.with_suffix(".so")
-    flags = ["-std=c++20", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}", "-o", library]
-    subprocess.run(["c++", source, *flags], check=True)
-    return ctypes.CDLL(str(library))
+PLAN_CODE = (
+    '#include "hip/device/tile_plan.h"\n'
+    'extern "C" void plan(long k, long rows, bool shuffle, rotquant::device::TilePlan* out) {\n'
+    "  *out = rotquant::device::plan_tiles(k, rows, shuffle, 64);\n}\n"
+)
 
 
 def plan_tiles(k: int, rows: int, shuffle: bool) -> TilePlan:
     """What the host code asks of the kernel; compiled from the project's own header."""
     plan = TilePlan()
-    _plan_library().plan(
+    host_library("tile_plan", PLAN_CODE).plan(
         ctypes.c_long(k), ctypes.c_long(rows), ctypes.c_bool(shuffle), ctypes.byref(plan)
     )
     return plan
@@ -86,6 +79,24 @@ def replaced(stem: str, assembly: str) -> Iterator[None]:
         yield
     finally:
         _loaded[stem] = original
+
+
+def changed(assembly: str, begin: int, end: int, change: tuple[str, str, int]) -> str:
+    """The assembly with a change (pattern, replacement, count; 0 is all) made in [begin, end)."""
+    pattern, replacement, count = change
+    body, made = re.subn(pattern, replacement, assembly[begin:end], count=count, flags=re.M)
+    assert made, f"nothing in the kernel matches {pattern}"
+    return assembly[:begin] + body + assembly[end:]
+
+
+def assert_caught(stem: str, assembly: str, run: Callable[[], None]) -> str:
+    """run() must fail on this machine code, by a wrong result or by a check; returns how."""
+    with replaced(stem, assembly):
+        try:
+            run()
+        except (AssertionError, emu.EmulatorError) as caught:
+            return str(caught).splitlines()[0][:150]
+    raise AssertionError(f"{stem}: the changed kernel passed")
 
 
 def kernel(stem: str, *parts: str) -> tuple[emu.Object, str]:

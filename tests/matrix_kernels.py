@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
 from dataclasses import dataclass
-from functools import cache
 
 import gfx950_emulator as emu
 import gfx950_kernels as kernels
 import numpy as np
-from gfx950_build import ROOT, code_objects
+from gfx950_build import ROOT, host_library
 from numpy.typing import NDArray
 
 from rotquant_hip import reference
@@ -53,31 +51,26 @@ class Plan(ctypes.Structure):
     ]
 
 
-@cache
-def _plan_library() -> ctypes.CDLL:
-    source = code_objects() / "matrix_plan.cpp"
-    source.write_text(
-        '#include "hip/rotate_matrix/config.h"\n'
-        "using namespace rotquant;\nusing namespace rotquant::hip;\n"
-        'extern "C" void plan(int dtype_, int size_, int tiles_, int waves_, long k, long rows,\n'
-        "                     RotateMatrixPlan* out) {\n"
-        "#define RQ_MATRIX(dtype, size, tiles, waves, from_tokens) \\\n"
-        "  if (DType(dtype_) == DType::dtype && size_ == size && tiles_ == tiles && \\\n"
-        "      waves_ == waves) \\\n"
-        "    *out = plan_matrix<RotateMatrixConfig<DType::dtype, size, tiles, waves>>(k, rows);\n"
-        '#include "hip/rotate_matrix/configs.def"\n}\n'
-    )
-    library = source.with_suffix(".so")
-    flags = ["-std=c++20", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}", "-o", library]
-    subprocess.run(["c++", source, *flags], check=True)
-    return ctypes.CDLL(str(library))
+PLAN_CODE = (
+    '#include "hip/rotate_matrix/config.h"\n'
+    "using namespace rotquant;\nusing namespace rotquant::hip;\n"
+    'extern "C" void plan(int dtype_, int size_, int tiles_, int waves_, long k, long rows,\n'
+    "                     RotateMatrixPlan* out) {\n"
+    "#define RQ_MATRIX(dtype, size, tiles, waves, from_tokens) \\\n"
+    "  if (DType(dtype_) == DType::dtype && size_ == size && tiles_ == tiles && \\\n"
+    "      waves_ == waves) \\\n"
+    "    *out = plan_matrix<RotateMatrixConfig<DType::dtype, size, tiles, waves>>(k, rows);\n"
+    '#include "hip/rotate_matrix/configs.def"\n}\n'
+)
 
 
 def plan_matrix(config: Config, k: int, rows: int) -> Plan:
     """What the host code asks of the kernel; compiled from the project's own header."""
     plan = Plan()
     numbers = (kernels.DTYPES.index(config.dtype), config.size, config.tiles, config.waves)
-    _plan_library().plan(*numbers, ctypes.c_long(k), ctypes.c_long(rows), ctypes.byref(plan))
+    host_library("matrix_plan", PLAN_CODE).plan(
+        *numbers, ctypes.c_long(k), ctypes.c_long(rows), ctypes.byref(plan)
+    )
     return plan
 
 

@@ -76,6 +76,8 @@ void on_device_of(const at::Tensor& t, F&& f) {
   const c10::impl::VirtualGuardImpl impl(t.device().type());
   f(reinterpret_cast<hipStream_t>(impl.getStream(t.device()).native_handle()));
 }
+#else
+inline bool runs_on_gpu(const at::Tensor&) { return false; }
 #endif
 
 }  // namespace rotquant::ops

@@ -21,14 +21,6 @@ struct CheckedRotation {
   Rotation params;
 };
 
-bool on_gpu([[maybe_unused]] const at::Tensor& t) {
-#ifdef ROTQUANT_WITH_HIP
-  return runs_on_gpu(t);
-#else
-  return false;
-#endif
-}
-
 CheckedRotation check_rotation(const at::Tensor& x, const OptionalTensor& rotation,
                                std::optional<int64_t> rotation_size,
                                const OptionalTensor& prescale) {
@@ -56,7 +48,7 @@ CheckedRotation check_rotation(const at::Tensor& x, const OptionalTensor& rotati
   checked.params = {static_cast<int>(size), nullptr, 0, nullptr, nullptr};
   if (rotation) {
     checked.params.matrix_stride = rotation->dim() == 3 ? size * size : 0;
-    if (on_gpu(x)) {
+    if (runs_on_gpu(x)) {
       checked.matrix = rotation->to(at::kBFloat16).contiguous();
       checked.params.matrix_bf16 = static_cast<const uint16_t*>(checked.matrix.const_data_ptr());
     } else {
@@ -76,10 +68,9 @@ CheckedRotation check_rotation(const at::Tensor& x, const OptionalTensor& rotati
   return checked;
 }
 
-std::tuple<at::Tensor, at::Tensor> run_quant(const at::Tensor& x, const Rotation& rotation,
-                                             std::string_view scale_mode, bool shuffle_scales,
-                                             bool bf16_intermediate) {
-  const Rows rows = rows_of(x);
+std::tuple<at::Tensor, at::Tensor> run_quant(const at::Tensor& x, const Rows& rows,
+                                             const Rotation& rotation, std::string_view scale_mode,
+                                             bool shuffle_scales, bool bf16_intermediate) {
   const ScaleMode mode = scale_mode_of(scale_mode);
   const int64_t groups = rows.params.k / kGroup;
 
@@ -111,7 +102,7 @@ std::tuple<at::Tensor, at::Tensor> run_quant(const at::Tensor& x, const Rotation
 
 std::tuple<at::Tensor, at::Tensor> quant(const at::Tensor& x, std::string_view scale_mode,
                                          bool shuffle_scales) {
-  return run_quant(x, Rotation{}, scale_mode, shuffle_scales, false);
+  return run_quant(x, rows_of(x), Rotation{}, scale_mode, shuffle_scales, false);
 }
 
 std::tuple<at::Tensor, at::Tensor> rotate_quant(const at::Tensor& x, const OptionalTensor& rotation,
@@ -119,9 +110,9 @@ std::tuple<at::Tensor, at::Tensor> rotate_quant(const at::Tensor& x, const Optio
                                                 const OptionalTensor& prescale,
                                                 std::string_view scale_mode, bool shuffle_scales,
                                                 bool bf16_intermediate) {
-  rows_of(x);
+  const Rows rows = rows_of(x);
   const CheckedRotation checked = check_rotation(x, rotation, rotation_size, prescale);
-  return run_quant(x, checked.params, scale_mode, shuffle_scales, bf16_intermediate);
+  return run_quant(x, rows, checked.params, scale_mode, shuffle_scales, bf16_intermediate);
 }
 
 at::Tensor rotate(const at::Tensor& x, const OptionalTensor& rotation,
