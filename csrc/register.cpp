@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Every schema of torch.ops.rotquant_hip. The implementations register next to their code in ops/,
-// the fake kernels in rotquant_hip/fake.py. No op mutates or aliases an argument, none has a
-// gradient. `_C` itself is an empty module: importing it runs the registrations.
+// the fake kernels in rotquant_hip/fake.py. An op mutates only what its schema
+// marks, none aliases an argument or has a gradient. `_C` itself is an empty module: importing it runs the registrations.
 #include <Python.h>
 #include <torch/library.h>
 
@@ -39,6 +39,77 @@ TORCH_LIBRARY(rotquant_hip, m) {
       "SymInt? n=None, ScalarType out_dtype=bfloat16, int config=-1) -> Tensor",
       tags);
   m.def("_gemm_configs() -> str[]");
+  m.def(
+      "moe_sort(Tensor topk_ids, Tensor topk_weights, *, SymInt num_experts, int block_m, Tensor? "
+      "expert_mask=None, SymInt? num_local_experts=None) -> (Tensor sorted_ids, Tensor "
+      "sorted_weights, Tensor sorted_expert_ids, Tensor num_valid, Tensor reverse_sorted)",
+      tags);
+  m.def(
+      "moe_sort_zero_(Tensor(a!) zero, Tensor topk_ids, Tensor topk_weights, *, SymInt "
+      "num_experts, int block_m, Tensor? expert_mask=None, SymInt? num_local_experts=None) -> "
+      "(Tensor sorted_ids, Tensor sorted_weights, Tensor sorted_expert_ids, Tensor num_valid, "
+      "Tensor reverse_sorted)",
+      tags);
+  m.def(
+      "moe_rotate_quant(Tensor x, Tensor sorted_ids, Tensor num_valid, Tensor reverse_sorted, "
+      "Tensor? rotation=None, *, int? rotation_size=None, Tensor? prescale=None, str "
+      "scale_mode='round_up', bool bf16_intermediate=False) -> (Tensor codes, Tensor scales)",
+      tags);
+  m.def(
+      "moe_sort_scales(Tensor scales, Tensor sorted_ids, Tensor num_valid, *, SymInt topk, bool "
+      "by_route=False) -> Tensor",
+      tags);
+  m.def(
+      "moe_gemm1(Tensor a, Tensor w1, Tensor w1_scale, Tensor sorted_ids, Tensor sorted_weights, "
+      "Tensor sorted_expert_ids, Tensor num_valid, *, Tensor? a_scales=None, Tensor? bias=None, "
+      "SymInt topk, str activation='silu', float? limit=None, float alpha=1.702, str "
+      "gate_mode='separated', bool apply_weight=False, Tensor? rotation=None, int? "
+      "rotation_size=0, Tensor? prescale=None, Tensor? inter_rotation=None, int? "
+      "inter_rotation_size=0, Tensor? inter_prescale=None, str scale_mode='round_up', int "
+      "config=-1) -> (Tensor codes, Tensor scales)",
+      tags);
+  m.def(
+      "moe_gemm2(Tensor a, Tensor a_scales, Tensor w2, Tensor w2_scale, Tensor sorted_ids, Tensor "
+      "sorted_expert_ids, Tensor num_valid, *, SymInt tokens, SymInt topk, Tensor? bias=None, "
+      "ScalarType out_dtype=bfloat16, int config=-1) -> Tensor",
+      tags);
+  m.def(
+      "moe_gemm2_mxfp4(Tensor a, Tensor a_scales, Tensor w2, Tensor w2_scale, Tensor sorted_ids, "
+      "Tensor sorted_expert_ids, Tensor num_valid, *, SymInt tokens, SymInt topk, Tensor? "
+      "bias=None, int config=-1) -> (Tensor codes, Tensor scales)",
+      tags);
+  m.def(
+      "moe_gemm2_atomic_(Tensor(a!) out, Tensor a, Tensor a_scales, Tensor w2, Tensor w2_scale, "
+      "Tensor sorted_ids, Tensor? sorted_weights, Tensor sorted_expert_ids, Tensor num_valid, *, "
+      "SymInt topk, Tensor? bias=None, int config=-1) -> ()",
+      tags);
+  m.def(
+      "moe_reduce(Tensor rows, Tensor? topk_weights, Tensor reverse_sorted, *, Tensor? scales=None, "
+      "Tensor? shared=None, ScalarType? out_dtype=None) -> Tensor",
+      tags);
+  // rotquant_hip/moe.py chooses the pipeline for fused_moe and calls the second.
+  m.def(
+      "fused_moe(Tensor x, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, *, Tensor "
+      "w1_scale, Tensor w2_scale, Tensor? w1_bias=None, Tensor? w2_bias=None, str "
+      "activation='silu', float? limit=None, float alpha=1.702, str gate_mode='separated', Tensor? "
+      "rotation=None, int? rotation_size=0, Tensor? prescale=None, Tensor? inter_rotation=None, "
+      "int? inter_rotation_size=0, Tensor? inter_prescale=None, str scale_mode='round_up', Tensor? "
+      "expert_mask=None, bool apply_weight_on_input=False, int num_shared_experts=0, float "
+      "shared_weight=1.0, Tensor? shared=None, bool deterministic=False, bool "
+      "fp4_intermediate=False, ScalarType? out_dtype=None) -> Tensor",
+      tags);
+  m.def(
+      "_fused_moe(Tensor x, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, *, Tensor "
+      "w1_scale, Tensor w2_scale, Tensor? w1_bias=None, Tensor? w2_bias=None, str "
+      "activation='silu', float? limit=None, float alpha=1.702, str gate_mode='separated', Tensor? "
+      "rotation=None, int? rotation_size=0, Tensor? prescale=None, Tensor? inter_rotation=None, "
+      "int? inter_rotation_size=0, Tensor? inter_prescale=None, str scale_mode='round_up', Tensor? "
+      "expert_mask=None, bool apply_weight_on_input=False, int num_shared_experts=0, float "
+      "shared_weight=1.0, Tensor? shared=None, ScalarType? out_dtype=None, str pipeline, int "
+      "block_m, int gemm1_config=-1, int gemm2_config=-1) -> Tensor",
+      tags);
+  m.def("_moe_gemm1_configs() -> str[]");
+  m.def("_moe_gemm2_configs() -> str[]");
   // Raises where `running` is not in the list `compiled`; what every launch asks first.
   m.def("_check_arch(str compiled, str running) -> ()",
         [](const std::string& compiled, const std::string& running) {

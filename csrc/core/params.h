@@ -70,6 +70,129 @@ struct GemmParams {
   int64_t workspace_bytes;
 };
 
+// --- mixture of experts ---------------------------------------------------------------------------
+// A route is one (token, slot) pair. Sorted rows are routes by expert, each expert padded to
+// block_m rows; see core/moe.h.
+
+struct MoeSortParams {
+  const int32_t* topk_ids;      // [tokens, topk] contiguous
+  const float* topk_weights;    // [tokens, topk] contiguous
+  const int32_t* expert_mask;   // [experts], 0 = not local, or null
+  int64_t tokens;               // < 2^24
+  int topk;                     // <= 16
+  int experts;                  // <= 1024, global
+  int local_experts;            // local ids from here on are dropped
+  int block_m;                  // 16, 32, 64, 128
+  int64_t max_rows;             // moe_max_rows()
+  int32_t* sorted_ids;          // [max_rows]
+  float* sorted_weights;        // [max_rows]
+  int32_t* sorted_expert_ids;   // [max_rows / block_m]
+  int32_t* num_valid;           // [2]
+  int32_t* reverse_sorted;      // [tokens * topk]
+  void* zero;                   // zeroed as well, or null; 16-byte aligned
+  int64_t zero_bytes;
+  int32_t* workspace;  // moe_sort_workspace_bytes() of it; null if that is 0
+};
+
+// The result of moe_sort, for the ops that read it.
+struct MoeSorting {
+  const int32_t* sorted_ids;
+  const float* sorted_weights;
+  const int32_t* sorted_expert_ids;
+  const int32_t* num_valid;
+  const int32_t* reverse_sorted;  // null where the op does not take it
+  int64_t max_rows, tokens;
+  int topk, block_m;
+};
+
+struct MoeRotateQuantParams {
+  Activation x;  // rows = tokens
+  Rotation rotation;
+  ElementFormat element;
+  ScaleMode scale_mode;
+  bool bf16_intermediate;
+  MoeSorting sorting;
+  uint8_t* codes;   // [tokens, k / 2] contiguous, token order
+  uint8_t* scales;  // sorted, shuffled [ceil32(max_rows), ceil8(k / 32)]; all of it is written
+};
+
+struct MoeSortScalesParams {
+  const uint8_t* in;  // natural [tokens, groups], or with `by_route` [tokens * topk, groups]
+  bool by_route;
+  int64_t groups;
+  MoeSorting sorting;
+  uint8_t* out;  // as MoeRotateQuantParams::scales
+};
+
+enum class Activate : int { silu, swiglu, gelu, gelu_tanh };
+
+struct MoeActivation {
+  Activate kind;
+  float limit;  // g = min(g, limit), u = clamp(u, -limit, limit) first; infinity = none
+  float alpha;  // of swiglu: g * sigmoid(alpha * g) * (u + 1)
+};
+
+// codes, scales = quantise(rotate(activate(a[token] @ w1[expert]^T + bias[expert]))).
+struct MoeGemm1Params {
+  MoeSorting sorting;
+  // Either codes and sorted scales, or `x` to quantise inside (a is null then).
+  const uint8_t* a;         // codes [tokens, k / 2] contiguous, token order
+  const uint8_t* a_scales;  // sorted, shuffled [ceil32(max_rows), ceil8(k / 32)]
+  Activation x;             // [tokens, k]
+  Rotation rotation;        // of x
+  const uint8_t* w1;        // codes [experts, 2 * inter, k / 2] in weight_offset()'s order
+  const uint8_t* w1_scale;  // shuffled; expert e begins at row e * 2 * inter
+  const float* bias;        // [experts, 2 * inter], gate rows first, or null
+  bool interleaved;         // 16-row tiles of w1 alternate gate and up (core/layout.h)
+  bool apply_weight;        // a @ w1 is multiplied by the route's weight, before the bias
+  MoeActivation activation;
+  Rotation inter_rotation;  // of the activated value; size 0 or 16 .. 128, inter % size == 0
+  // On the GPU with a matrix: inter_rotation.matrix_bf16 is its transpose.
+  ScaleMode scale_mode;  // of the intermediate and of x; not mse
+  int64_t k, inter;      // hidden and intermediate size, multiples of 32
+  int experts;           // local
+  int config;            // index into kMoeGemm1Configs, or -1: chosen
+  uint8_t* codes;        // [max_rows, inter / 2] contiguous, sorted rows
+  uint8_t* scales;       // shuffled [ceil32(max_rows), ceil8(inter / 32)]
+};
+
+enum class MoeFinish : int { atomic, rows, mxfp4 };
+
+// y = a @ w2[expert]^T + bias[expert] for every route: added, weighted, to out[token], or stored
+// unweighted by route (row token * topk + slot; those of dropped routes are not written).
+struct MoeGemm2Params {
+  MoeSorting sorting;
+  const uint8_t* a;         // codes [max_rows, inter / 2], sorted rows
+  const uint8_t* a_scales;  // shuffled [ceil32(max_rows), ceil8(inter / 32)]
+  const uint8_t* w2;        // codes [experts, hidden, inter / 2] in weight_offset()'s order
+  const uint8_t* w2_scale;  // shuffled; expert e begins at row e * hidden
+  const float* bias;        // [experts, hidden] or null
+  int64_t inter, hidden;
+  int experts;
+  int config;  // index into kMoeGemm2Configs, or -1: chosen
+  MoeFinish finish;
+  bool apply_weight;  // atomic: multiply by sorted_weights, else by 1
+  void* out;          // atomic [tokens, hidden], rows [tokens * topk, hidden]; of `out_dtype`
+  DType out_dtype;
+  uint8_t* codes;   // mxfp4: [tokens * topk, hidden / 2]
+  uint8_t* scales;  // mxfp4: natural [tokens * topk, hidden / 32], round_up
+};
+
+// out[t] = shared[t] + sum over slots, ascending, of weight * rows[t, slot]; float32, rounded once.
+struct MoeReduceParams {
+  const void* rows;     // [tokens * topk, hidden] of `rows_dtype`, or null
+  const uint8_t* codes;   // else MXFP4 rows
+  const uint8_t* scales;
+  DType rows_dtype;
+  const float* topk_weights;      // [tokens * topk] or null: all 1
+  const int32_t* reverse_sorted;  // [tokens * topk]; a negative one is a dropped route
+  const void* shared;  // [tokens, hidden] contiguous of `out_dtype`, or null
+  int64_t tokens, hidden;
+  int topk;
+  void* out;  // [tokens, hidden] contiguous
+  DType out_dtype;
+};
+
 // Gate/up interleaving of a fused w1 (core/layout.h): `inter` is I of its 2I rows; 0 = separated.
 struct ShuffleScalesParams {
   const uint8_t* in;

@@ -13,6 +13,12 @@ void rotate(const RotateParams& params, hipStream_t stream);
 void rotate_quant(const RotateQuantParams& params, hipStream_t stream);
 void dequant(const DequantParams& params, hipStream_t stream);
 void gemm_a4w4(const GemmParams& params, hipStream_t stream);
+void moe_sort(const MoeSortParams& params, hipStream_t stream);
+void moe_rotate_quant(const MoeRotateQuantParams& params, hipStream_t stream);
+void moe_sort_scales(const MoeSortScalesParams& params, hipStream_t stream);
+void moe_gemm1(const MoeGemm1Params& params, hipStream_t stream);
+void moe_gemm2(const MoeGemm2Params& params, hipStream_t stream);
+void moe_reduce(const MoeReduceParams& params, hipStream_t stream);
 void shuffle_scales(const ShuffleScalesParams& params, hipStream_t stream);
 void shuffle_weight(const ShuffleWeightParams& params, hipStream_t stream);
 

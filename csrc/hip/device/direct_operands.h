@@ -25,27 +25,28 @@ class DirectOperands {
 
   // `first_weight`: this wave's first fragment in the workgroup's tile. Groups from `end_group` on
   // count as 0.
-  template <class Rows>
-  RQ_DEVICE DirectOperands(const Operands& in, const TileOrigin& origin, const Rows& rows,
-                           uint32_t first_weight, uint32_t end_group, uint32_t lane)
+  template <class Rows, class Weights>
+  RQ_DEVICE DirectOperands(const Operands& in, const Rows& rows, const TokenScales& scales,
+                           const Weights& weights, uint32_t first_weight, uint32_t end_group,
+                           uint32_t lane)
       : a_(arch::make_buffer(in.a + rows.first * in.row_bytes)),
-        b_(arch::make_buffer(in.b + origin.weight_block * (kFragRows * in.row_bytes))),
-        a_scales_(arch::make_buffer(in.a_scales + origin.scale_band * band_bytes(in))),
-        b_scales_(arch::make_buffer(in.b_scales +
-                                    (origin.weight_block + first_weight) / 2 * band_bytes(in))),
+        b_(arch::make_buffer(in.b + weights.first * (kFragRows * in.row_bytes))),
+        a_scales_(arch::make_buffer(in.a_scales + scales.band * band_bytes(in))),
+        b_scales_(arch::make_buffer(in.b_scales + weights.first / 2 * band_bytes(in))),
         band_bytes_(static_cast<uint32_t>(band_bytes(in))),
         end_group_(end_group),
-        scale_shift_(origin.scale_shift),
+        scale_shift_(scales.shift),
         lane_(lane) {
     RQ_UNROLL
     for (int i = 0; i < kTokens; ++i)
       token_row_[i] = rows(i * kFragRows + frag_row(lane)) * static_cast<uint32_t>(in.row_bytes);
     RQ_UNROLL
-    for (int j = 0; j < kWeights; ++j) {
-      const uint32_t block = first_weight + j;
-      weight_block_[j] = (block < origin.weight_blocks ? block : origin.weight_blocks - 1) *
-                         (kFragRows * static_cast<uint32_t>(in.row_bytes));
-    }
+    for (int j = 0; j < kWeights; ++j)
+      weight_block_[j] =
+          weights.block(first_weight + j) * (kFragRows * static_cast<uint32_t>(in.row_bytes));
+    RQ_UNROLL
+    for (int j = 0; j < kWeights / 2; ++j)
+      weight_band_[j] = weights.band(first_weight / 2 + j) * band_bytes_;
   }
 
   RQ_DEVICE void load(uint32_t step, StepOperands<kTokens, kWeights>& to) const {
@@ -68,7 +69,7 @@ class DirectOperands {
       to.token_scales[i] = arch::load_4(a_scales_, scale, i * band_bytes_);
     RQ_UNROLL
     for (int j = 0; j < kWeights / 2; ++j)
-      to.weight_scales[j] = arch::load_4(b_scales_, scale, j * band_bytes_);
+      to.weight_scales[j] = arch::load_4(b_scales_, scale, weight_band_[j]);
   }
 
   RQ_DEVICE void multiply(uint32_t step, const StepOperands<kTokens, kWeights>& in,
@@ -100,7 +101,7 @@ class DirectOperands {
   }
 
   arch::Buffer a_, b_, a_scales_, b_scales_;
-  uint32_t token_row_[kTokens], weight_block_[kWeights];  // byte offsets
+  uint32_t token_row_[kTokens], weight_block_[kWeights], weight_band_[kWeights / 2];  // byte offsets
   uint32_t band_bytes_, end_group_, scale_shift_, lane_;
 };
 

@@ -44,12 +44,29 @@ struct Operands {
   int64_t padded_groups;  // ceil8(k / 32)
 };
 
-// A workgroup's tile.
-struct TileOrigin {
-  int64_t scale_band;      // token row / 32 of the scales
-  uint32_t scale_shift;    // 8 if the tile starts in the upper half of a band
-  int64_t weight_block;    // weight row / 16
-  uint32_t weight_blocks;  // that exist from there on, >= 1
+// Where the weight fragments of a workgroup tile come from: those that follow `first`; past the last
+// one it is the last one again. Fragments 2q and 2q + 1 share a band of scales. The GEMM over gate
+// and up has another of these.
+struct DenseWeights {
+  int64_t first;   // weight row / 16, even, that offsets count from; uniform
+  uint32_t count;  // of fragments from there on that exist, >= 1
+
+  RQ_DEVICE uint32_t block(uint32_t fragment) const {
+    return fragment < count ? fragment : count - 1;
+  }
+  // Bands are padded to whole tiles: none of them needs an edge.
+  RQ_DEVICE uint32_t band(uint32_t pair) const { return pair; }
+  // Of fragments and bands that the two above may reach, for a tile of `fragments`.
+  RQ_DEVICE uint32_t block_reach(uint32_t fragments) const {
+    return count < fragments ? count : fragments;
+  }
+  RQ_DEVICE uint32_t band_reach(uint32_t pairs) const { return pairs; }
+};
+
+// Where the scales of a workgroup tile's tokens are.
+struct TokenScales {
+  int64_t band;    // token row / 32
+  uint32_t shift;  // 8 if the tile starts in the upper half of a band
 };
 
 // acc[i][j] += the product of token fragment i and weight fragment j over half a step.

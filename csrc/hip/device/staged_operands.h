@@ -54,19 +54,18 @@ class StagedOperands {
     uint32_t weights[kWeightFrags / 2];
   };
 
-  // Groups from `end_group` on count as 0. NOTE: rows.count * row_bytes stays below 2^32.
-  template <class Rows>
-  RQ_DEVICE StagedOperands(const Operands& in, const TileOrigin& origin, const Rows& rows,
-                           Tiles& lds, uint32_t end_group, uint32_t wave, uint32_t lane)
+  // Groups from `end_group` on count as 0. NOTE: what rows and weights reach stays below 4 GiB.
+  template <class Rows, class Weights>
+  RQ_DEVICE StagedOperands(const Operands& in, const Rows& rows, const TokenScales& scales,
+                           const Weights& weights, Tiles& lds, uint32_t end_group, uint32_t wave,
+                           uint32_t lane)
       : lds_(arch::lds_address(&lds)),
         wave_(wave),
         a_(in.a + rows.first * in.row_bytes - kReach,
            rows.count * static_cast<uint32_t>(in.row_bytes) + kReach),
-        b_(in.b + origin.weight_block * (kFragRows * in.row_bytes) - kReach,
-           (origin.weight_blocks < kBlocks ? origin.weight_blocks : kBlocks) * kFragRows *
-                   static_cast<uint32_t>(in.row_bytes) +
-               kReach),
-        scales_(scales_of(in, origin, wave)),
+        b_(in.b + weights.first * (kFragRows * in.row_bytes) - kReach,
+           weights.block_reach(kBlocks) * kFragRows * static_cast<uint32_t>(in.row_bytes) + kReach),
+        scales_(scales_of(in, scales, weights, wave)),
         end_group_(end_group),
         lane_(lane) {
     const uint32_t row_bytes = static_cast<uint32_t>(in.row_bytes);
@@ -76,9 +75,7 @@ class StagedOperands {
     RQ_UNROLL
     for (uint32_t j = 0; j < kWeightLoads; ++j) {
       const uint32_t load = wave * kWeightLoads + j;
-      const uint32_t block = load / kStepHalves;
-      weight_offset_[j] = (block < origin.weight_blocks ? block : origin.weight_blocks - 1) *
-                              kFragRows * row_bytes +
+      weight_offset_[j] = weights.block(load / kStepHalves) * kFragRows * row_bytes +
                           load % kStepHalves * kFragBytes + lane * kChunk + stay(j);
     }
     constexpr uint32_t kLanesPerBand = arch::kWaveSize / Tiles::kBandsPerLoad;
@@ -86,9 +83,10 @@ class StagedOperands {
     const uint32_t last = (of_tokens ? Tiles::kTokenBands : Tiles::kWeightBands) - 1;
     const uint32_t mine = (wave - (of_tokens ? 0 : Tiles::kTokenBandLoads)) * Tiles::kBandsPerLoad +
                           lane / kLanesPerBand;
-    scale_offset_ =
-        (mine < last ? mine : last) * static_cast<uint32_t>(kScaleTileRows * in.padded_groups) +
-        lane % kLanesPerBand * kChunk + kReach;
+    const uint32_t band = mine < last ? mine : last;
+    scale_offset_ = (of_tokens ? band : weights.band(band)) *
+                        static_cast<uint32_t>(kScaleTileRows * in.padded_groups) +
+                    lane % kLanesPerBand * kChunk + kReach;
 
     const uint32_t wave_m = wave / kWavesN, wave_n = wave % kWavesN;
     const uint32_t row = frag_row(lane);
@@ -203,14 +201,15 @@ class StagedOperands {
 
   static constexpr uint32_t kBlocks = kTileN / kFragRows;
   RQ_DEVICE static bool loads_token_scales(uint32_t wave) { return wave < Tiles::kTokenBandLoads; }
-  RQ_DEVICE static arch::MovingBuffer scales_of(const Operands& in, const TileOrigin& origin,
-                                                uint32_t wave) {
+  template <class Weights>
+  RQ_DEVICE static arch::MovingBuffer scales_of(const Operands& in, const TokenScales& scales,
+                                                const Weights& weights, uint32_t wave) {
     const uint32_t band_bytes = static_cast<uint32_t>(kScaleTileRows * in.padded_groups);
     if (loads_token_scales(wave))
-      return {in.a_scales + origin.scale_band * int64_t{band_bytes} - kReach,
+      return {in.a_scales + scales.band * int64_t{band_bytes} - kReach,
               Tiles::kTokenBands * band_bytes + kReach};
-    return {in.b_scales + origin.weight_block / 2 * int64_t{band_bytes} - kReach,
-            Tiles::kWeightBands * band_bytes + kReach};
+    return {in.b_scales + weights.first / 2 * int64_t{band_bytes} - kReach,
+            weights.band_reach(Tiles::kWeightBands) * band_bytes + kReach};
   }
 
   arch::LdsAddress lds_;

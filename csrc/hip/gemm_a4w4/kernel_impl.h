@@ -33,11 +33,15 @@ RQ_DEVICE device::Operands operands_of(const GemmParams& p) {
   return {p.a, p.b, p.a_scales, p.b_scales, p.k / 2, round_up_to(p.k / kGroup, kScaleTileGroups)};
 }
 
-RQ_DEVICE device::TileOrigin origin_of(const GemmParams& p, const GemmWork& work) {
-  const int64_t block = work.column0 / device::kFragRows;
+RQ_DEVICE device::TokenScales token_scales_of(const GemmWork& work) {
   return {work.row0 / kScaleTileRows,
-          static_cast<uint32_t>(work.row0 % kScaleTileRows / device::kFragRows * 8), block,
-          static_cast<uint32_t>(round_up_to(p.n, device::kFragRows) / device::kFragRows - block)};
+          static_cast<uint32_t>(work.row0 % kScaleTileRows / device::kFragRows * 8)};
+}
+
+RQ_DEVICE device::DenseWeights weights_of(const GemmParams& p, const GemmWork& work) {
+  const int64_t first = work.column0 / device::kFragRows;
+  return {first,
+          static_cast<uint32_t>(round_up_to(p.n, device::kFragRows) / device::kFragRows - first)};
 }
 
 RQ_DEVICE device::DenseRows rows_of(const GemmParams& p, const GemmWork& work) {
@@ -75,7 +79,8 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, 4) void gemm_direct_kernel(const Gemm
   const uint32_t first_weight = wave_n * Tile::kWeightFrags;
 
   const device::DirectOperands<Tile::kTokenFrags, Tile::kWeightFrags> operands(
-      operands_of(p), origin_of(p, work), rows_of(p, work), first_weight, work.end_group, lane);
+      operands_of(p), rows_of(p, work), token_scales_of(work), weights_of(p, work), first_weight,
+      work.end_group, lane);
   f32x4 acc[Tile::kTokenFrags][Tile::kWeightFrags] = {};
   device::direct_product<Tile::kDepth>(operands, work.first_step + wave_k, work.end_step,
                                        Tile::kWavesK, acc);
@@ -107,8 +112,8 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, 2) void gemm_staged_kernel(const Gemm
   const uint32_t lane = arch::thread_index() % arch::kWaveSize;
   const uint32_t wave = arch::uniform(arch::thread_index() / arch::kWaveSize);
 
-  Staged operands(operands_of(p), origin_of(p, work), rows_of(p, work), lds.tiles, work.end_group,
-                  wave, lane);
+  Staged operands(operands_of(p), rows_of(p, work), token_scales_of(work), weights_of(p, work),
+                  lds.tiles, work.end_group, wave, lane);
   f32x4 acc[Tile::kTokenFrags][Tile::kWeightFrags] = {};
   device::staged_product(operands, work.first_step, work.end_step, acc);
 

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+// The MoE ops as functions, for fused_moe, which is made of them. Schemas: register.cpp.
+#pragma once
+
+#include "ops/common.h"
+
+namespace rotquant::ops {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+struct Sorted {
+  at::Tensor sorted_ids, sorted_weights, sorted_expert_ids, num_valid, reverse_sorted;
+};
+
+// `zero`: a contiguous tensor that is zeroed in the same launch.
+Sorted moe_sort(const OptionalTensor& zero, const at::Tensor& topk_ids,
+                const at::Tensor& topk_weights, int64_t num_experts, int64_t block_m,
+                const OptionalTensor& expert_mask, std::optional<int64_t> num_local_experts);
+
+std::tuple<at::Tensor, at::Tensor> moe_rotate_quant(
+    const at::Tensor& x, const at::Tensor& sorted_ids, const at::Tensor& num_valid,
+    const at::Tensor& reverse_sorted, const OptionalTensor& rotation,
+    std::optional<int64_t> rotation_size, const OptionalTensor& prescale,
+    std::string_view scale_mode, bool bf16_intermediate);
+
+std::tuple<at::Tensor, at::Tensor> moe_gemm1(
+    const at::Tensor& a, const at::Tensor& w1, const at::Tensor& w1_scale,
+    const at::Tensor& sorted_ids, const at::Tensor& sorted_weights,
+    const at::Tensor& sorted_expert_ids, const at::Tensor& num_valid,
+    const OptionalTensor& a_scales, const OptionalTensor& bias, int64_t topk,
+    std::string_view activation, std::optional<double> limit, double alpha,
+    std::string_view gate_mode, bool apply_weight, const OptionalTensor& rotation,
+    std::optional<int64_t> rotation_size, const OptionalTensor& prescale,
+    const OptionalTensor& inter_rotation, std::optional<int64_t> inter_rotation_size,
+    const OptionalTensor& inter_prescale, std::string_view scale_mode, int64_t config);
+
+at::Tensor moe_gemm2(const at::Tensor& a, const at::Tensor& a_scales, const at::Tensor& w2,
+                     const at::Tensor& w2_scale, const at::Tensor& sorted_ids,
+                     const at::Tensor& sorted_expert_ids, const at::Tensor& num_valid,
+                     int64_t tokens, int64_t topk, const OptionalTensor& bias,
+                     at::ScalarType out_dtype, int64_t config);
+
+std::tuple<at::Tensor, at::Tensor> moe_gemm2_mxfp4(
+    const at::Tensor& a, const at::Tensor& a_scales, const at::Tensor& w2,
+    const at::Tensor& w2_scale, const at::Tensor& sorted_ids, const at::Tensor& sorted_expert_ids,
+    const at::Tensor& num_valid, int64_t tokens, int64_t topk, const OptionalTensor& bias,
+    int64_t config);
+
+void moe_gemm2_atomic_(const at::Tensor& out, const at::Tensor& a, const at::Tensor& a_scales,
+                       const at::Tensor& w2, const at::Tensor& w2_scale,
+                       const at::Tensor& sorted_ids, const OptionalTensor& sorted_weights,
+                       const at::Tensor& sorted_expert_ids, const at::Tensor& num_valid,
+                       int64_t topk, const OptionalTensor& bias, int64_t config);
+
+at::Tensor moe_reduce(const at::Tensor& rows, const OptionalTensor& topk_weights,
+                      const at::Tensor& reverse_sorted, const OptionalTensor& scales,
+                      const OptionalTensor& shared, std::optional<at::ScalarType> out_dtype);
+
+}  // namespace rotquant::ops
