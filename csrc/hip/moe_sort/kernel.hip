@@ -69,8 +69,9 @@ RQ_DEVICE Sum workgroup_sum(uint32_t value, uint32_t (&sums)[kWaves]) {
 RQ_DEVICE void number_local_experts(const MoeSortParams& p, Shared& lds) {
   if (!p.expert_mask) return;
   const int e = 2 * static_cast<int>(arch::thread_index());
-  const bool even = e < p.experts && p.expert_mask[e];
-  const bool odd = e + 1 < p.experts && p.expert_mask[e + 1];
+  const int32_t mask[] = {e < p.experts ? p.expert_mask[e] : 0,
+                          e + 1 < p.experts ? p.expert_mask[e + 1] : 0};
+  const int even = mask[0] != 0, odd = mask[1] != 0;
   const int local = static_cast<int>(workgroup_sum(even + odd, lds.sums).before);
   if (e < p.experts) lds.local_of[e] = even && local < p.local_experts ? local : -1;
   if (e + 1 < p.experts)
@@ -188,6 +189,14 @@ RQ_DEVICE void rank_routes(const MoeSortArgs& args, Shared& lds, Routes& routes)
   }
 }
 
+// NOTE: loads and stores share a counter that runs in order. Whoever waits for these loads only
+// after stores waits for the stores too.
+RQ_DEVICE void await_weights(Routes& routes) {
+  RQ_UNROLL
+  for (uint32_t s = 0; s < kSteps; ++s)
+    routes.weight[s] = bits_to_float(arch::opaque(float_to_bits(routes.weight[s])));
+}
+
 // Of this thread's two experts: the counts of waves become those of the waves before. Returns the
 // tile's.
 RQ_DEVICE Two scan_waves(const MoeSortParams& p, Shared& lds) {
@@ -261,9 +270,10 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads,
   }
   Routes routes;
   load_routes(p, 0, static_cast<uint32_t>(p.tokens * p.topk), routes);
-  fill_outputs(args, {thread, kThreads});
   number_local_experts(p, lds);
   rank_routes(args, lds, routes);
+  await_weights(routes);
+  fill_outputs(args, {thread, kThreads});
   arch::barrier();
   set_starts(p, lds, expert_starts(p, lds, scan_waves(p, lds), true));
   arch::barrier();
@@ -298,28 +308,31 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads,
 }
 
 // Second: counts of workgroups become those of the workgroups before, and the last row the sums. A
-// lane has one expert, a wave a range of workgroups.
+// lane has one expert, a wave consecutive workgroups.
 RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads, kWaves / 4) void moe_sort_sum_kernel(const MoeSortArgs args) {
+  constexpr int kGroups = kMoeSortMaxGroups / kWaves;  // of a wave
   RQ_SHARED int32_t sums[kWaves][kLanes];
   const MoeSortParams& p = args.params;
-  const int64_t columns = moe_sort_columns(p.local_experts);
-  int32_t* column = p.workspace + arch::block_index_x() * int64_t{kLanes} + lane_index();
-  const uint32_t wave = wave_index(), groups = static_cast<uint32_t>(args.groups);
-  const uint32_t groups_per_wave = (groups + kWaves - 1) / kWaves;
-  const uint32_t begin = wave * groups_per_wave, end = smaller(begin + groups_per_wave, groups);
+  const auto columns = static_cast<int>(moe_sort_columns(p.local_experts));
+  const int wave = static_cast<int>(wave_index()), first = wave * kGroups;
+  int32_t* column = p.workspace + arch::block_index_x() * kLanes + lane_index();
 
-  int32_t sum = 0;
-  for (uint32_t group = begin; group < end; ++group) sum += column[group * columns];
+  int32_t count[kGroups], sum = 0;
+  RQ_UNROLL
+  for (int i = 0; i < kGroups; ++i)
+    count[i] = first + i < args.groups ? column[(first + i) * columns] : 0;
+  RQ_UNROLL
+  for (int i = 0; i < kGroups; ++i) sum += count[i];
   sums[wave][lane_index()] = sum;
   arch::barrier();
   int32_t before = 0;
-  for (uint32_t w = 0; w < wave; ++w) before += sums[w][lane_index()];
-  for (uint32_t group = begin; group < end; ++group) {
-    const int32_t count = column[group * columns];
-    column[group * columns] = before;
-    before += count;
+  for (int w = 0; w < wave; ++w) before += sums[w][lane_index()];
+  RQ_UNROLL
+  for (int i = 0; i < kGroups; ++i) {
+    if (first + i < args.groups) column[(first + i) * columns] = before;
+    before += count[i];
   }
-  if (wave == kWaves - 1) column[groups * columns] = before;
+  if (wave == kWaves - 1) column[args.groups * columns] = before;
 }
 
 // Third.
@@ -348,6 +361,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads,
     Routes routes;
     load_routes(p, tile, end, routes);
     rank_routes(args, lds, routes);
+    await_weights(routes);
     arch::barrier();
     set_starts(p, lds, starts);
     const Two placed = scan_waves(p, lds);
