@@ -69,13 +69,13 @@ RQ_DEVICE Sum workgroup_sum(uint32_t value, uint32_t (&sums)[kWaves]) {
 RQ_DEVICE void number_local_experts(const MoeSortParams& p, Shared& lds) {
   if (!p.expert_mask) return;
   const int e = 2 * static_cast<int>(arch::thread_index());
-  const int32_t mask[] = {e < p.experts ? p.expert_mask[e] : 0,
-                          e + 1 < p.experts ? p.expert_mask[e + 1] : 0};
-  const int even = mask[0] != 0, odd = mask[1] != 0;
+  const int last = p.experts - 1;
+  const int32_t even_mask = p.expert_mask[e < last ? e : last];
+  const int32_t odd_mask = p.expert_mask[e < last ? e + 1 : last];
+  const int even = e <= last && even_mask, odd = e < last && odd_mask;
   const int local = static_cast<int>(workgroup_sum(even + odd, lds.sums).before);
-  if (e < p.experts) lds.local_of[e] = even && local < p.local_experts ? local : -1;
-  if (e + 1 < p.experts)
-    lds.local_of[e + 1] = odd && local + even < p.local_experts ? local + even : -1;
+  if (e <= last) lds.local_of[e] = even && local < p.local_experts ? local : -1;
+  if (e < last) lds.local_of[e + 1] = odd && local + even < p.local_experts ? local + even : -1;
   arch::barrier();
 }
 
