@@ -284,10 +284,11 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads,
 RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads,
                            kWaves / 4) void moe_sort_count_kernel(const MoeSortArgs args) {
   RQ_SHARED Shared lds;
+  RQ_SHARED uint32_t counts[kMoeMaxExperts];
   const MoeSortParams& p = args.params;
   const uint32_t group = arch::block_index_x(), thread = arch::thread_index();
   if (group < static_cast<uint32_t>(args.groups)) {
-    for (uint32_t e = thread; e < kMoeMaxExperts; e += kThreads) lds.starts[e] = 0;
+    for (uint32_t e = thread; e < kMoeMaxExperts; e += kThreads) counts[e] = 0;
     number_local_experts(p, lds);
     arch::barrier();
     const uint32_t begin = group * args.routes_per_group;
@@ -295,12 +296,12 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads,
         smaller(begin + args.routes_per_group, static_cast<uint32_t>(p.tokens * p.topk));
     for (uint32_t route = begin + thread; route < end; route += kThreads) {
       const int expert = local_expert(p, lds, p.topk_ids[route]);
-      if (expert >= 0) arch::add_lds(&lds.starts[expert], 1);
+      if (expert >= 0) arch::add_lds(&counts[expert], 1);
     }
     arch::barrier();
     const int64_t columns = moe_sort_columns(p.local_experts);
     for (uint32_t e = thread; e < columns; e += kThreads)
-      p.workspace[group * columns + e] = static_cast<int32_t>(lds.starts[e]);
+      p.workspace[group * columns + e] = static_cast<int32_t>(counts[e]);
   }
   const Share share{group * int64_t{kThreads} + thread, args.grid * int64_t{kThreads}};
   fill_outputs(args, share);
