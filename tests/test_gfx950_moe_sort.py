@@ -128,7 +128,7 @@ SHAPES = (
     *((8, 16, 16, 16, {}), (63, 1, 2, 32, {}), (65, 1, 3, 64, {})),
     *((255, 4, 127, 16, {}), (256, 4, 128, 32, {}), (257, 4, 129, 16, {})),  # B38
     *((130, 8, 257, 32, {}), (131, 9, 385, 16, {}), (40, 16, 513, 16, {}), (48, 8, 1024, 16, {})),
-    *((450, 9, 385, 32, {}), (256, 16, 64, 16, {})),  # the largest tile, a route less
+    *((450, 9, 385, 32, {}), (256, 16, 64, 16, {})),  # the most for one workgroup
     *((200, 5, 32, 16, {"kind": kind}) for kind in routing.KINDS),
     *((90, 6, 130, 16, {"mask": mask, "kind": "garbage"}) for mask in routing.MASKS),
     (50, 6, 100, 32, {"mask": "half", "local_experts": 11}),
@@ -169,7 +169,7 @@ def test_the_same_bytes_in_any_order(alone: bool) -> None:
 @WAYS
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 4096, 70001])
 def test_zeroing(size: int, alone: bool) -> None:
-    """Of memory that counts as unwritten, of any size, by whichever workgroups there are."""
+    """Of a poisoned buffer, of any size, by whichever workgroups there are."""
     r = routing.make(20, 4, 16)
     zero = kernels.poisoned((size,))
     for name, got, want in zip(Sorting._fields, run(r, alone, zero)[0], r.sorting(), strict=True):
