@@ -228,7 +228,7 @@ def test_b32_requantised_as_quant_does(device):
 )
 def test_inside_is_rotate_quant_first(device, dtype, size, with_prescale):
     problem = Problem(20, 2, 3, 384, 64)
-    x = torch.randn(20, 2 * 384, device=device).to(dtype)[:, 64:448]  # strided rows
+    x = torch.randn(20, 2 * 384, device=device).to(dtype)[:, 65:449]  # strided
     prescale = torch.rand(384, device=device) + 0.5 if with_prescale else None
     if size:
         codes, scales = rq.rotate_quant(x, rotation_size=size, prescale=prescale)
@@ -527,9 +527,14 @@ MATRIX = torch.eye(32)
         ("inter_prescale", torch.ones(64), "None without a rotation", {}),
         ("inter_prescale", torch.ones(32), "shape [64]", {"inter_rotation_size": 32}),
         ("config", -2, "-1 (chosen) or what fits block_m 16, codes", {}),
-        ("config", 0, "3 direct_16x256", {}),
-        ("config", 99, "5 direct_16x64, got 99", {}),
-        ("config", 5, "got 5 direct_16x64", {"inter_rotation_size": 64}),
+        ("config", GEMM1_CONFIGS.index("inline_16x256"), " direct_16x256", {}),
+        ("config", 99, " direct_16x64, got 99", {}),
+        (
+            "config",
+            GEMM1_CONFIGS.index("direct_16x64"),
+            "inter_rotation_size 64: 3 direct_16x256, 4 direct_16x128, got 5 direct_16x64",
+            {"inter_rotation_size": 64},
+        ),
     ],
 )
 def test_gemm1_errors_name_the_argument(argument, value, expected, options):
@@ -560,8 +565,8 @@ def test_only_blocks_of_16_are_quantised_inside():
         ("tokens", -1, "0 to 16777215"),
         ("tokens", 1 << 24, "0 to 16777215"),
         ("out_dtype", torch.float64, "dtype bfloat16, float16 or float32"),
-        ("config", 9, "0 direct_16x256"),
-        ("config", 3, "got 3 direct_32x256"),
+        ("config", len(GEMM2_CONFIGS), " direct_16x256"),
+        ("config", GEMM2_CONFIGS.index("direct_32x256"), " direct_32x256"),
     ],
 )
 def test_gemm2_errors_name_the_argument(argument, value, expected):
