@@ -136,7 +136,7 @@ def _(
     config=-1,
 ):
     _check_devices(a, w2=w2, w2_scale=w2_scale, sorted_ids=sorted_ids, bias=bias)
-    return torch.empty((tokens, topk, w2.shape[1]), dtype=out_dtype, device=a.device)
+    return torch.empty((tokens * topk, w2.shape[1]), dtype=out_dtype, device=a.device)
 
 
 @torch.library.register_fake("rotquant_hip::moe_gemm2_mxfp4")
@@ -155,8 +155,8 @@ def _(
     config=-1,
 ):
     _check_devices(a, w2=w2, w2_scale=w2_scale, sorted_ids=sorted_ids, bias=bias)
-    hidden = w2.shape[1]
-    return _bytes(a, tokens, topk, hidden // 2), _bytes(a, tokens, topk, hidden // 32)
+    routes, hidden = tokens * topk, w2.shape[1]
+    return _bytes(a, routes, hidden // 2), _bytes(a, routes, hidden // 32)
 
 
 @torch.library.register_fake("rotquant_hip::moe_gemm2_atomic_")
@@ -181,10 +181,12 @@ def _(
 @torch.library.register_fake("rotquant_hip::moe_reduce")
 def _(rows, topk_weights, reverse_sorted, *, scales=None, shared=None, out_dtype=None):
     _check_devices(rows, topk_weights=topk_weights, scales=scales, shared=shared)
-    dtype, hidden = out_dtype or rows.dtype, rows.shape[2]
+    tokens = next(t.shape[0] for t in (topk_weights, shared, rows) if t is not None)
+    hidden, dtype = rows.shape[-1], rows.dtype
     if scales is not None:
-        dtype, hidden = out_dtype or torch.bfloat16, 2 * hidden
-    return torch.empty((rows.shape[0], hidden), dtype=dtype, device=rows.device)
+        hidden, dtype = 2 * hidden, torch.bfloat16
+    dtype = out_dtype or (dtype if shared is None else shared.dtype)
+    return torch.empty((tokens, hidden), dtype=dtype, device=rows.device)
 
 
 def _fused_moe(

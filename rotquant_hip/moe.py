@@ -251,7 +251,7 @@ def moe_gemm2(
         config: index into ``moe_gemm2_configs()``; -1 picks one by shape.
 
     Returns:
-        [M, topk, H]; rows of dropped routes are not written.
+        [M * topk, H], token by token; rows of dropped routes are not written.
     """
     return _ops.moe_gemm2(
         a,
@@ -283,7 +283,7 @@ def moe_gemm2_mxfp4(
     """``moe_gemm2`` with its rows in MXFP4 ("round_up"): a quarter of the bytes, and lossy.
 
     Returns:
-        codes [M, topk, H / 2], scales [M, topk, H / 32], natural.
+        codes [M * topk, H / 2], scales [M * topk, H / 32], natural.
     """
     return _ops.moe_gemm2_mxfp4(
         a,
@@ -351,18 +351,19 @@ def moe_reduce(
     Adds in float32, slots in ascending order, and rounds once: the same bytes on every run.
 
     Args:
-        rows: [M, topk, H], what ``moe_gemm2`` returns; or with ``scales`` its MXFP4 codes.
+        rows: [M * topk, H], what ``moe_gemm2`` returns; or with ``scales`` its MXFP4 codes.
         topk_weights: [M, topk], or None where all are 1.
         sorting: says which routes are dropped.
         scales: of MXFP4 rows.
-        shared: [M, H], what shared experts have computed.
-        out_dtype: default: the dtype of ``rows``, bf16 for MXFP4.
+        shared: [M, H] in ``out_dtype``, what shared experts have computed.
+        out_dtype: default: the dtype of ``shared``, else of ``rows``, else bf16.
 
     Returns:
         [M, H].
     """
+    routes, columns = rows.shape
     return _ops.moe_reduce(
-        rows,
+        rows.view(routes // sorting.topk, sorting.topk, columns),  # which tells M
         topk_weights,
         sorting.reverse_sorted,
         scales=scales,

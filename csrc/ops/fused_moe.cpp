@@ -45,7 +45,8 @@ struct Named {
   OptionalTensor tensor;
 };
 
-// --- checks ---------------------------------------------------------------------------------------
+// --- checks
+// ---------------------------------------------------------------------------------------
 
 struct Sizes {
   int64_t tokens, topk, hidden, inter, experts;  // experts: local ones, shared ones too
@@ -143,7 +144,8 @@ void check_pipeline(const Pipeline& pipeline, const at::Tensor& x, const Optiona
            c10::str("one for blocks of ", block, " rows"), kMoeGemm2Configs[gemm2].name);
 }
 
-// --- shared experts -------------------------------------------------------------------------------
+// --- shared experts
+// -------------------------------------------------------------------------------
 
 struct Routes {
   at::Tensor ids, weights;  // [tokens, topk + shared]
@@ -253,6 +255,10 @@ at::Tensor fused_moe(const at::Tensor& x, const at::Tensor& w1, const at::Tensor
   const auto weights = [&](const at::Tensor& w) {
     return apply_weight_on_input ? std::nullopt : OptionalTensor(w);
   };
+  const auto by_token = [&](const at::Tensor& rows) {
+    return rows.view({sizes.tokens, topk, rows.size(-1)});
+  };
+  const OptionalTensor added = shared ? OptionalTensor(shared->to(out_type)) : std::nullopt;
   switch (pipeline.finish) {
     case Finish::atomic:
       moe_gemm2_atomic_(out, codes, scales, w2, w2_scale, s.sorted_ids, weights(s.sorted_weights),
@@ -262,15 +268,15 @@ at::Tensor fused_moe(const at::Tensor& x, const at::Tensor& w1, const at::Tensor
       const at::Tensor rows =
           moe_gemm2(codes, scales, w2, w2_scale, s.sorted_ids, s.sorted_expert_ids, s.num_valid,
                     sizes.tokens, topk, w2_bias, out_type, gemm2_config);
-      return moe_reduce(rows, weights(routes.weights), s.reverse_sorted, std::nullopt, shared,
-                        out_type);
+      return moe_reduce(by_token(rows), weights(routes.weights), s.reverse_sorted, std::nullopt,
+                        added, out_type);
     }
     case Finish::fp4_reduce: {
       const auto [rows, row_scales] =
           moe_gemm2_mxfp4(codes, scales, w2, w2_scale, s.sorted_ids, s.sorted_expert_ids,
                           s.num_valid, sizes.tokens, topk, w2_bias, gemm2_config);
-      return moe_reduce(rows, weights(routes.weights), s.reverse_sorted, row_scales, shared,
-                        out_type);
+      return moe_reduce(by_token(rows), weights(routes.weights), s.reverse_sorted, row_scales,
+                        added, out_type);
     }
   }
   return out;
