@@ -31,7 +31,10 @@ sys.path.insert(0, str(ROOT / "build_backend"))
 import build_config  # noqa: E402  (needs the line above)
 
 OBJECTS = ROOT / "build" / "nvidia"
-WITH_MFMA = ("csrc/hip/gemm_a4w4/", "csrc/hip/rotate_matrix/")  # no_mfma.cpp stands in for them
+# no_mfma.cpp stands in for them.
+WITH_MFMA = tuple(
+    f"csrc/hip/{op}/" for op in ("gemm_a4w4", "rotate_matrix", "moe_gemm1", "moe_gemm2")
+)
 MACROS = ["-DROTQUANT_WITH_HIP", "-D__HIP_PLATFORM_NVIDIA__"]
 # --fmad=false is what -ffp-contract=off is elsewhere. Subnormals are kept by default.
 CUDA_FLAGS = [

@@ -19,5 +19,7 @@ void rotate_quant_by_matrix(const RotateQuantParams&, hipStream_t) {
   needs_mfma("rotate_quant by a matrix");
 }
 void gemm_a4w4(const GemmParams&, hipStream_t) { needs_mfma("gemm_a4w4"); }
+void moe_gemm1(const MoeGemm1Params&, hipStream_t) { needs_mfma("moe_gemm1"); }
+void moe_gemm2(const MoeGemm2Params&, hipStream_t) { needs_mfma("moe_gemm2"); }
 
 }  // namespace rotquant::hip

@@ -109,6 +109,41 @@ RQ_DEVICE void swap_lane_bit(uint32_t& r0, uint32_t& r1) {
   }
 }
 
+// --- votes and sums of a wave -------------------------------------------------------------------
+using LaneMask = uint64_t;  // a bit a lane
+
+RQ_DEVICE LaneMask ballot(bool vote) { return __builtin_amdgcn_ballot_w64(vote); }
+RQ_DEVICE uint32_t count(LaneMask lanes) {
+  return static_cast<uint32_t>(__builtin_popcountll(lanes));
+}
+// How many of `lanes` come before this one.
+RQ_DEVICE uint32_t count_before(LaneMask lanes) {
+  return __builtin_amdgcn_mbcnt_hi(static_cast<uint32_t>(lanes >> 32),
+                                   __builtin_amdgcn_mbcnt_lo(static_cast<uint32_t>(lanes), 0));
+}
+
+// Sum over this lane and those before it. All lanes must be active.
+RQ_DEVICE uint32_t prefix_sum(uint32_t value) {
+  constexpr int kRowShr = 0x110;                           // + distance; within rows of 16 lanes
+  constexpr int kRowBcast15 = 0x142, kRowBcast31 = 0x143;  // the last lane of a row, of half a wave
+  constexpr int kOddRows = 0xA, kUpperRows = 0xC;
+  value += __builtin_amdgcn_update_dpp(0, value, kRowShr + 1, dpp::kAll, dpp::kAll, true);
+  value += __builtin_amdgcn_update_dpp(0, value, kRowShr + 2, dpp::kAll, dpp::kAll, true);
+  value += __builtin_amdgcn_update_dpp(0, value, kRowShr + 4, dpp::kAll, dpp::kAll, true);
+  value += __builtin_amdgcn_update_dpp(0, value, kRowShr + 8, dpp::kAll, dpp::kAll, true);
+  value += __builtin_amdgcn_update_dpp(0, value, kRowBcast15, kOddRows, dpp::kAll, false);
+  value += __builtin_amdgcn_update_dpp(0, value, kRowBcast31, kUpperRows, dpp::kAll, false);
+  return value;
+}
+
+// What lanes of this wave wrote to LDS before is what they read after: LDS serves a wave in order,
+// so only the compiler has to be told.
+RQ_DEVICE void wave_fence() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront"); }
+
+RQ_DEVICE void add_lds(uint32_t* lds, uint32_t value) {
+  __hip_atomic_fetch_add(lds, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+
 // --- arithmetic -------------------------------------------------------------------------------
 RQ_DEVICE f32x2 fma(f32x2 a, f32x2 b, f32x2 c) { return __builtin_elementwise_fma(a, b, c); }
 

@@ -90,6 +90,29 @@ RQ_DEVICE void swap_lane_bit(uint32_t& r0, uint32_t& r1) {
   (set ? r0 : r1) = received;
 }
 
+// --- votes and sums of a wave -------------------------------------------------------------------
+using LaneMask = uint32_t;
+
+RQ_DEVICE LaneMask ballot(bool vote) { return __ballot_sync(kAllLanes, vote); }
+RQ_DEVICE uint32_t count(LaneMask lanes) { return static_cast<uint32_t>(__popc(lanes)); }
+RQ_DEVICE uint32_t lane_index() { return threadIdx.x % kWaveSize; }
+RQ_DEVICE uint32_t count_before(LaneMask lanes) {
+  return count(lanes & ((LaneMask{1} << lane_index()) - 1));
+}
+
+RQ_DEVICE uint32_t prefix_sum(uint32_t value) {
+  RQ_UNROLL
+  for (uint32_t distance = 1; distance < kWaveSize; distance *= 2) {
+    const uint32_t before = __shfl_up_sync(kAllLanes, value, distance);
+    if (lane_index() >= distance) value += before;
+  }
+  return value;
+}
+
+RQ_DEVICE void wave_fence() { __syncwarp(); }
+
+RQ_DEVICE void add_lds(uint32_t* lds, uint32_t value) { atomicAdd(lds, value); }
+
 // --- arithmetic -------------------------------------------------------------------------------
 RQ_DEVICE f32x2 fma(f32x2 a, f32x2 b, f32x2 c) {
   return {__fmaf_rn(a.x, b.x, c.x), __fmaf_rn(a.y, b.y, c.y)};
