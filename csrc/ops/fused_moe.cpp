@@ -252,34 +252,27 @@ at::Tensor fused_moe(const at::Tensor& x, const at::Tensor& w1, const at::Tensor
   }
 
   // A weight that gemm1 has applied is 1 from here on.
-  const auto weights = [&](const at::Tensor& w) {
-    return apply_weight_on_input ? std::nullopt : OptionalTensor(w);
-  };
-  const auto by_token = [&](const at::Tensor& rows) {
-    return rows.view({sizes.tokens, topk, rows.size(-1)});
-  };
-  const OptionalTensor added = shared ? OptionalTensor(shared->to(out_type)) : std::nullopt;
-  switch (pipeline.finish) {
-    case Finish::atomic:
-      moe_gemm2_atomic_(out, codes, scales, w2, w2_scale, s.sorted_ids, weights(s.sorted_weights),
-                        s.sorted_expert_ids, s.num_valid, topk, w2_bias, gemm2_config);
-      return out;
-    case Finish::reduce: {
-      const at::Tensor rows =
-          moe_gemm2(codes, scales, w2, w2_scale, s.sorted_ids, s.sorted_expert_ids, s.num_valid,
-                    sizes.tokens, topk, w2_bias, out_type, gemm2_config);
-      return moe_reduce(by_token(rows), weights(routes.weights), s.reverse_sorted, std::nullopt,
-                        added, out_type);
-    }
-    case Finish::fp4_reduce: {
-      const auto [rows, row_scales] =
-          moe_gemm2_mxfp4(codes, scales, w2, w2_scale, s.sorted_ids, s.sorted_expert_ids,
-                          s.num_valid, sizes.tokens, topk, w2_bias, gemm2_config);
-      return moe_reduce(by_token(rows), weights(routes.weights), s.reverse_sorted, row_scales,
-                        added, out_type);
-    }
+  const bool weigh = !apply_weight_on_input;
+  if (atomic) {
+    moe_gemm2_atomic_(out, codes, scales, w2, w2_scale, s.sorted_ids,
+                      weigh ? OptionalTensor(s.sorted_weights) : std::nullopt, s.sorted_expert_ids,
+                      s.num_valid, topk, w2_bias, gemm2_config);
+    return out;
   }
-  return out;
+  at::Tensor rows;
+  OptionalTensor row_scales;
+  if (pipeline.finish == Finish::fp4_reduce) {
+    std::tie(rows, row_scales) =
+        moe_gemm2_mxfp4(codes, scales, w2, w2_scale, s.sorted_ids, s.sorted_expert_ids, s.num_valid,
+                        sizes.tokens, topk, w2_bias, gemm2_config);
+  } else {
+    rows = moe_gemm2(codes, scales, w2, w2_scale, s.sorted_ids, s.sorted_expert_ids, s.num_valid,
+                     sizes.tokens, topk, w2_bias, out_type, gemm2_config);
+  }
+  return moe_reduce(rows.view({sizes.tokens, topk, rows.size(-1)}),
+                    weigh ? OptionalTensor(routes.weights) : std::nullopt, s.reverse_sorted,
+                    row_scales, shared ? OptionalTensor(shared->to(out_type)) : std::nullopt,
+                    out_type);
 }
 
 }  // namespace
