@@ -82,6 +82,10 @@ RQ_DEVICE float from_xor_lane(float value) {
   return __shfl_xor_sync(kAllLanes, value, kLaneBit);
 }
 
+RQ_DEVICE uint32_t from_lane(uint32_t value, uint32_t lane) {
+  return __shfl_sync(kAllLanes, value, lane);
+}
+
 // Swaps a lane bit with a register index, as in gfx950.h: each lane sends the one it gives away.
 template <int kLaneBit>
 RQ_DEVICE void swap_lane_bit(uint32_t& r0, uint32_t& r1) {
