@@ -3,7 +3,10 @@
 // so that csrc/ops can hand it to at::parallel_for. No torch here.
 #pragma once
 
+#include <vector>
+
 #include "core/params.h"
+#include "cpu/moe_items.h"
 
 namespace rotquant::cpu {
 
@@ -23,6 +26,26 @@ void dequant(const DequantParams& params, int64_t begin, int64_t end);
 // Item: one tile of the output (cpu/gemm_items.h). `config` and `workspace` are the GPU's.
 int64_t gemm_a4w4_items(const GemmParams& params);
 void gemm_a4w4(const GemmParams& params, int64_t begin, int64_t end);
+
+// What the MoE GEMMs go over; reads the sorting. Blocks whose expert is none of `experts`, which
+// no moe_sort makes, are left out.
+std::vector<MoeTile> moe_tiles(const MoeSorting& sorting, int experts);
+
+// Item: a tile of one expert's rows x a range of columns (cpu/moe_items.h). The codes are `a`, not
+// `x`; `config` is the GPU's.
+void moe_gemm1(const MoeGemm1Params& params, const std::vector<MoeTile>& tiles, int64_t begin,
+               int64_t end);
+// The same, except that an item that adds to the output is a range of columns for all tiles, so
+// that every token's terms are added in the order of the sorted rows.
+void moe_gemm2(const MoeGemm2Params& params, const std::vector<MoeTile>& tiles, int64_t begin,
+               int64_t end);
+
+// Item: a sorted row, whose scales go from [tokens, groups] to where moe_gemm1 reads them.
+void moe_gather_scales(const MoeSorting& sorting, const uint8_t* natural, int64_t groups,
+                       uint8_t* out, int64_t begin, int64_t end);
+
+// Item: a token.
+void moe_reduce(const MoeReduceParams& params, int64_t begin, int64_t end);
 
 // Items of core/layout_ops.h.
 void shuffle_scales(const ShuffleScalesParams& params, int64_t begin, int64_t end);

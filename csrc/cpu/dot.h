@@ -71,7 +71,7 @@ RQ_INLINE i32v sum_neighbours(i16q v) {
 }
 
 // value * 2^exponent rounded once, subnormals and overflow included; NaN if the exponent is.
-// |value| < 2^24 and an integer; the exponent an integer of magnitude below 600.
+// |value| < 2^24, and 0 or at least 2^-24; the exponent an integer of magnitude below 600.
 RQ_INLINE f32v scale_by(f32v value, f32v exponent) {
 #if defined(RQ_ISA_AVX512)
   return (f32v)_mm512_scalef_ps((__m512)value, (__m512)exponent);

@@ -34,6 +34,19 @@ struct WeightBlock {
   float exponents[kChunkGroups][kLanes];    // NaN for a scale of NaN; includes the two doublings
 };
 
+// Up to kGemmRows activations, wherever their codes are; no codes are a row of zeros.
+struct TokenRows {
+  int count;
+  const uint8_t* codes[kGemmRows];
+  const uint8_t* scales;  // shuffled
+  int64_t scale_row;      // of the first; the others follow it. Divisible by 16
+};
+
+struct Weight {
+  const uint8_t* codes;   // in weight_offset()'s order
+  const uint8_t* scales;  // shuffled
+};
+
 // Exponents of the scales of 16 consecutive rows, the first divisible by 16, for one group.
 RQ_INLINE f32v load_exponents(const uint8_t* scales, int64_t row, int64_t group, int64_t padded) {
   // Their bytes are in the 16 dwords from here on (core/layout.h).
@@ -44,21 +57,22 @@ RQ_INLINE f32v load_exponents(const uint8_t* scales, int64_t row, int64_t group,
   return byte == kScaleNaN ? splat(e8m0_value(kScaleNaN)) : exponent;
 }
 
-RQ_INLINE void unpack_tokens(const GemmParams& p, int64_t row0, int rows, int64_t group0,
-                             int groups, Tokens& tokens) {
-  const int64_t padded = round_up_to(p.k / kGroup, kScaleTileGroups);
-  for (int row = 0; row < rows; ++row) {
+RQ_INLINE void unpack_tokens(const TokenRows& rows, int64_t k, int64_t group0, int groups,
+                             Tokens& tokens) {
+  const int64_t padded = round_up_to(k / kGroup, kScaleTileGroups);
+  for (int row = 0; row < rows.count; ++row) {
     alignas(64) uint8_t codes[kChunkBytes] = {};
-    memcpy(codes, p.a + (row0 + row) * (p.k / 2) + group0 * kGroupBytes, groups * kGroupBytes);
+    if (rows.codes[row])
+      memcpy(codes, rows.codes[row] + group0 * kGroupBytes, groups * kGroupBytes);
     for (int i = 0; i < kChunkBytes; i += kBytes) {
       const u8q pair = load<u8q>(codes + i);
       store(tokens.nibbles[0][row] + i, e2m1_doubled(pair & 15) + kOffset);
       store(tokens.nibbles[1][row] + i, e2m1_doubled(pair >> 4) + kOffset);
     }
   }
-  for (int row = 0; row < rows; row += kLanes)
+  for (int row = 0; row < rows.count; row += kLanes)
     for (int g = 0; g < groups; ++g) {
-      const f32v exponents = load_exponents(p.a_scales, row0 + row, group0 + g, padded);
+      const f32v exponents = load_exponents(rows.scales, rows.scale_row + row, group0 + g, padded);
       for (int i = 0; i < kLanes; ++i) tokens.exponents[row + i][g] = exponents[i];
     }
 }
@@ -84,13 +98,13 @@ RQ_INLINE void transpose_quads(const uint8_t* in, u32v (&out)[kQuads]) {
 #endif
 }
 
-RQ_INLINE void unpack_weights(const GemmParams& p, int64_t row0, int64_t group0, int groups,
-                              WeightBlock& block) {
-  const int64_t padded = round_up_to(p.k / kGroup, kScaleTileGroups);
+RQ_INLINE void unpack_weights(const Weight& weight, int64_t k, int64_t row0, int64_t group0,
+                              int groups, WeightBlock& block) {
+  const int64_t padded = round_up_to(k / kGroup, kScaleTileGroups);
   const u8q offset = u8q{} + kOffset;
   for (int g = 0; g < groups; ++g) {
     u32v quads[kQuads];
-    transpose_quads(p.b + weight_offset(row0, (group0 + g) * kGroupBytes, p.k / 2), quads);
+    transpose_quads(weight.codes + weight_offset(row0, (group0 + g) * kGroupBytes, k / 2), quads);
     i16q sum{};
     for (int i = 0; i < kQuads; ++i) {
       const u8q pair = (u8q)quads[i];
@@ -100,7 +114,7 @@ RQ_INLINE void unpack_weights(const GemmParams& p, int64_t row0, int64_t group0,
       sum = add_products(add_products(sum, offset, low), offset, high);
     }
     store(block.start[g], -sum);
-    store(block.exponents[g], load_exponents(p.b_scales, row0, group0 + g, padded) - 2.0f);
+    store(block.exponents[g], load_exponents(weight.scales, row0, group0 + g, padded) - 2.0f);
   }
 }
 
@@ -149,6 +163,31 @@ constexpr int kBlocksAtOnce = 2;
 constexpr int kBlocksAtOnce = 1;
 #endif
 
+// sums [rows.count][blocks * 16] = rows x weight; block j is 16 weight rows from block_rows[j] on.
+static void multiply_tile(const TokenRows& rows, const Weight& weight, int64_t k,
+                          const int64_t* block_rows, int blocks, float* sums, int64_t stride) {
+  const int64_t groups = k / kGroup;
+  Tokens tokens;
+  WeightBlock unpacked[kBlocksAtOnce];
+  for (int row = 0; row < rows.count; ++row)
+    memset(sums + row * stride, 0, blocks * kLanes * sizeof(float));
+  for (int64_t group0 = 0; group0 < groups; group0 += kChunkGroups) {
+    const int count =
+        static_cast<int>(groups - group0 < kChunkGroups ? groups - group0 : kChunkGroups);
+    unpack_tokens(rows, k, group0, count, tokens);
+    for (int block = 0; block < blocks; block += kBlocksAtOnce) {
+      const bool all = block + kBlocksAtOnce <= blocks;
+      for (int j = 0; j < (all ? kBlocksAtOnce : 1); ++j)
+        unpack_weights(weight, k, block_rows[block + j], group0, count, unpacked[j]);
+      float* column = sums + block * kLanes;
+      if (all)
+        multiply_rows<kBlocksAtOnce>(tokens, rows.count, unpacked, count, column, stride);
+      else
+        multiply_rows<1>(tokens, rows.count, unpacked, count, column, stride);
+    }
+  }
+}
+
 RQ_INLINE void store_sums(const GemmParams& p, int64_t row0, int rows, int64_t column0,
                           int64_t columns, const float* sums, int64_t stride) {
   for (int64_t column = 0; column < columns; column += kLanes) {
@@ -178,31 +217,19 @@ void gemm_a4w4(const GemmParams& p, int64_t begin, int64_t end) {
   constexpr int kStride = kGemmMaxBlocks * kGemmBlock;
   static_assert(kGemmBlock == kLanes && kGemmRows % kLanes == 0);
   const GemmItems items = gemm_items(p);
-  const int64_t groups = p.k / kGroup;
-  Tokens tokens;
-  WeightBlock blocks[kBlocksAtOnce];
   alignas(64) float sums[kGemmRows][kStride];
   for (int64_t item = begin; item < end; ++item) {
     const int64_t row0 = item % items.row_tiles * kGemmRows;
     const int64_t column0 = item / items.row_tiles * items.columns;
-    const int rows = static_cast<int>(p.m - row0 < kGemmRows ? p.m - row0 : kGemmRows);
     const int64_t columns = p.n - column0 < items.columns ? p.n - column0 : items.columns;
-    memset(sums, 0, rows * sizeof(sums[0]));
-    for (int64_t group0 = 0; group0 < groups; group0 += kChunkGroups) {
-      const int count =
-          static_cast<int>(groups - group0 < kChunkGroups ? groups - group0 : kChunkGroups);
-      unpack_tokens(p, row0, rows, group0, count, tokens);
-      for (int64_t column = 0; column < columns; column += kBlocksAtOnce * kLanes) {
-        const bool all = column + (kBlocksAtOnce - 1) * kLanes < columns;
-        for (int j = 0; j < (all ? kBlocksAtOnce : 1); ++j)
-          unpack_weights(p, column0 + column + j * kLanes, group0, count, blocks[j]);
-        if (all)
-          multiply_rows<kBlocksAtOnce>(tokens, rows, blocks, count, &sums[0][column], kStride);
-        else
-          multiply_rows<1>(tokens, rows, blocks, count, &sums[0][column], kStride);
-      }
-    }
-    store_sums(p, row0, rows, column0, columns, &sums[0][0], kStride);
+    TokenRows rows{
+        static_cast<int>(p.m - row0 < kGemmRows ? p.m - row0 : kGemmRows), {}, p.a_scales, row0};
+    for (int row = 0; row < rows.count; ++row) rows.codes[row] = p.a + (row0 + row) * (p.k / 2);
+    int64_t block_rows[kGemmMaxBlocks];
+    for (int j = 0; j < kGemmMaxBlocks; ++j) block_rows[j] = column0 + j * kGemmBlock;
+    const int blocks = static_cast<int>((columns + kGemmBlock - 1) / kGemmBlock);
+    multiply_tile(rows, {p.b, p.b_scales}, p.k, block_rows, blocks, &sums[0][0], kStride);
+    store_sums(p, row0, rows.count, column0, columns, &sums[0][0], kStride);
   }
 }
 

@@ -120,6 +120,17 @@ RQ_INLINE uint8_t quantize_group(f32v lo, f32v hi, uint32_t bias, bool mse, int 
   return static_cast<uint8_t>(byte);
 }
 
+// Values of one group's codes, in units of its scale.
+RQ_INLINE void load_codes(const uint8_t* codes, f32v (&v)[2]) {
+  uint16_t spread[kGroupBytes];  // low nibble to the low byte, high nibble to the high byte
+  for (int i = 0; i < kGroupBytes; ++i)
+    spread[i] = static_cast<uint16_t>((codes[i] & 15) | (codes[i] >> 4) << 8);
+  for (int half = 0; half < 2; ++half) {
+    const u8v code = load<u8v>(reinterpret_cast<const uint8_t*>(spread) + half * kLanes);
+    v[half] = e2m1_values(__builtin_convertvector(code, u32v));
+  }
+}
+
 // --- items ------------------------------------------------------------------------------------
 
 template <int kSize>
@@ -167,18 +178,13 @@ RQ_INLINE void rotate_quant_items(const RotateQuantParams& p, int64_t begin, int
 RQ_INLINE void dequant_items(const DequantParams& p, int64_t begin, int64_t end) {
   const int64_t groups = p.k / kGroup, padded_groups = round_up_to(groups, kScaleTileGroups);
   for (int64_t item = begin; item < end; ++item) {
-    const uint8_t* codes = p.codes + item * kGroupBytes;
     const float scale = e8m0_value(
         p.scales[p.shuffled_scales ? scale_offset(item / groups, item % groups, padded_groups)
                                    : item]);
-    uint16_t spread[kGroupBytes];  // low nibble to the low byte, high nibble to the high byte
-    for (int i = 0; i < kGroupBytes; ++i)
-      spread[i] = static_cast<uint16_t>((codes[i] & 15) | (codes[i] >> 4) << 8);
-    for (int half = 0; half < 2; ++half) {
-      const u8v code = load<u8v>(reinterpret_cast<const uint8_t*>(spread) + half * kLanes);
-      store_as(p.y, p.y_dtype, item * kGroup + half * kLanes,
-               e2m1_values(__builtin_convertvector(code, u32v)) * scale);
-    }
+    f32v values[2];
+    load_codes(p.codes + item * kGroupBytes, values);
+    for (int half = 0; half < 2; ++half)
+      store_as(p.y, p.y_dtype, item * kGroup + half * kLanes, values[half] * scale);
   }
 }
 

@@ -38,6 +38,11 @@ at::Tensor bytes_of(const at::Tensor& t, const char* argument) {
   return (type == at::kByte ? t : t.view(at::kByte)).contiguous();
 }
 
+at::Tensor aligned_bytes_of(const at::Tensor& t, const char* argument) {
+  const at::Tensor bytes = bytes_of(t, argument);
+  return reinterpret_cast<uintptr_t>(bytes.const_data_ptr()) % 16 == 0 ? bytes : bytes.clone();
+}
+
 void check_device(const at::Tensor& t, const char* argument, const at::Tensor& x) {
   RQ_CHECK(t.device() == x.device(), argument,
            c10::str("device ", x.device(), ", the one of the first argument"), t.device());
@@ -61,11 +66,11 @@ std::optional<int64_t> row_stride(const at::Tensor& x) {
 
 }  // namespace
 
-Rows rows_of(const at::Tensor& x) {
-  const DType dtype = dtype_of(x.scalar_type(), "x");
-  RQ_CHECK(x.dim() >= 1, "x", "at least 1 dimension", "a scalar");
+Rows rows_of(const at::Tensor& x, const char* argument) {
+  const DType dtype = dtype_of(x.scalar_type(), argument);
+  RQ_CHECK(x.dim() >= 1, argument, "at least 1 dimension", "a scalar");
   const int64_t k = x.size(-1);
-  RQ_CHECK(k % kGroup == 0, "x",
+  RQ_CHECK(k % kGroup == 0, argument,
            c10::str("last dimension divisible by ", kGroup, ", the scale group"), "shape ",
            x.sizes());
   const int64_t rows = rows_before_last(x);

@@ -30,6 +30,9 @@ bool interleaved(std::string_view gate_mode);
 // uint8.
 at::Tensor bytes_of(const at::Tensor& t, const char* argument);
 
+// Kernels load 16 bytes at a time; a view into a larger tensor may start anywhere.
+at::Tensor aligned_bytes_of(const at::Tensor& t, const char* argument);
+
 void check_device(const at::Tensor& t, const char* argument, const at::Tensor& x);
 
 // --- activations --------------------------------------------------------------------------------
@@ -40,7 +43,7 @@ struct Rows {
   at::Tensor tensor;  // keeps the memory alive
   Activation params;
 };
-Rows rows_of(const at::Tensor& x);
+Rows rows_of(const at::Tensor& x, const char* argument = "x");
 
 // Product of all dimensions but the last, which may be 0.
 int64_t rows_before_last(const at::Tensor& x);

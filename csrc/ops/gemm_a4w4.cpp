@@ -14,12 +14,6 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Kernels load 16 bytes at a time; a view into a larger tensor may start anywhere.
-at::Tensor aligned_bytes_of(const at::Tensor& t, const char* argument) {
-  const at::Tensor bytes = bytes_of(t, argument);
-  return reinterpret_cast<uintptr_t>(bytes.const_data_ptr()) % 16 == 0 ? bytes : bytes.clone();
-}
-
 void check_scales(const at::Tensor& scales, const char* argument, int64_t rows, int64_t k) {
   const std::vector<int64_t> expected{round_up_to(rows, kScaleRowPadding),
                                       round_up_to(k / kGroup, kScaleTileGroups)};

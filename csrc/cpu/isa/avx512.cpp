@@ -10,6 +10,7 @@
 #include "core/layout.h"
 #include "core/params.h"
 #include "cpu/gemm_items.h"
+#include "cpu/moe_items.h"
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))), \
@@ -23,6 +24,8 @@
 #define RQ_ISA_AVX512
 #include "cpu/gemm_a4w4.h"
 #include "cpu/kernels.h"
+#include "cpu/moe_gemm.h"
+#include "cpu/moe_reduce.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif
