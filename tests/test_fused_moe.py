@@ -388,14 +388,19 @@ REFUSED = {
     "gate_mode": ({"gate_mode": "mixed"}, "gate_mode: expected 'separated' or 'interleave'"),
     "rotation_size": ({"rotation_size": 48}, "rotation_size: expected"),
     "rotation": ({"rotation": ONE(64, 32)}, r"rotation: expected shape \[RS, RS\]"),
-    "inter_rotation_size": ({"inter_rotation_size": 64}, "96"),
-    "inter_prescale": ({"inter_prescale": ONE(256)}, r"inter_prescale: expected shape \[96\]"),
+    "inter_rotation_size": ({"inter_rotation_size": 64}, "a divisor of the 96 channels, got 64"),
+    "inter_rotation_size 256": ({"inter_rotation_size": 256}, "inter_rotation_size: expected 0 or"),
+    "inter_prescale": (
+        {"inter_prescale": ONE(256), "inter_rotation_size": 32},
+        r"inter_prescale: expected shape \[96\]",
+    ),
+    "prescale alone": ({"prescale": ONE(256)}, "prescale: expected None without a rotation"),
     "another device": ({"w2_bias": ONE(8, 256, device="meta")}, "w2_bias: expected device cpu"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_before_anything_runs(name, monkeypatch):
+def test_refused_before_anything_runs(name):
     changes, message = REFUSED[name]
     c = case().but(**{k: v for k, v in changes.items() if k != "gate_mode"})
     tensors, options = c.arguments()

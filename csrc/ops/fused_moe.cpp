@@ -34,12 +34,6 @@ const Pipeline& pipeline_of(std::string_view name) {
   RQ_CHECK(false, "pipeline", c10::str("one of ", known), "'", name, "'");
 }
 
-// A matrix brings its own size; a size of 0, the default, stands for no rotation only without one.
-std::optional<int64_t> rotation_size_of(const OptionalTensor& rotation,
-                                        std::optional<int64_t> size) {
-  return rotation && size == 0 ? std::nullopt : size;
-}
-
 struct Named {
   const char* argument;
   OptionalTensor tensor;
@@ -177,9 +171,9 @@ at::Tensor fused_moe(const at::Tensor& x, const at::Tensor& w1, const at::Tensor
                      const OptionalTensor& w1_bias, const OptionalTensor& w2_bias,
                      std::string_view activation, std::optional<double> limit, double alpha,
                      std::string_view gate_mode, const OptionalTensor& rotation,
-                     std::optional<int64_t> rotation_size_in, const OptionalTensor& prescale,
+                     std::optional<int64_t> rotation_size, const OptionalTensor& prescale,
                      const OptionalTensor& inter_rotation,
-                     std::optional<int64_t> inter_rotation_size_in,
+                     std::optional<int64_t> inter_rotation_size,
                      const OptionalTensor& inter_prescale, std::string_view scale_mode,
                      const OptionalTensor& expert_mask, bool apply_weight_on_input,
                      int64_t num_shared_experts, double shared_weight, const OptionalTensor& shared,
@@ -209,11 +203,10 @@ at::Tensor fused_moe(const at::Tensor& x, const at::Tensor& w1, const at::Tensor
                                     {"expert_mask", expert_mask},
                                     {"shared", shared}})
     if (tensor) check_device(*tensor, argument, x);
-  const auto rotation_size = rotation_size_of(rotation, rotation_size_in);
-  const auto inter_rotation_size = rotation_size_of(inter_rotation, inter_rotation_size_in);
-  check_pipeline(pipeline, x, rotation, sizes, block_m,
-                 inter_rotation ? inter_rotation->size(-1) : inter_rotation_size.value_or(64),
-                 gemm1_config, gemm2_config);
+  const int64_t inter_size = check_moe_gemm1_options(
+      x, sizes.inter, activation, limit, alpha, gate_mode, rotation, rotation_size, prescale,
+      inter_rotation, inter_rotation_size, inter_prescale, scale_mode);
+  check_pipeline(pipeline, x, rotation, sizes, block_m, inter_size, gemm1_config, gemm2_config);
   const at::ScalarType out_type = out_dtype.value_or(x.scalar_type());
   dtype_of(out_type, "out_dtype");
 
@@ -241,9 +234,10 @@ at::Tensor fused_moe(const at::Tensor& x, const at::Tensor& w1, const at::Tensor
                   apply_weight_on_input, rotation, rotation_size, prescale, inter_rotation,
                   inter_rotation_size, inter_prescale, scale_mode, gemm1_config);
   } else {
+    // A matrix brings its own size; the default, 0, is no wish beside it.
     const auto [a, a_scales] =
-        moe_rotate_quant(x, s.sorted_ids, s.num_valid, s.reverse_sorted, rotation, rotation_size,
-                         prescale, scale_mode, false);
+        moe_rotate_quant(x, s.sorted_ids, s.num_valid, s.reverse_sorted, rotation,
+                         rotation ? std::nullopt : rotation_size, prescale, scale_mode, false);
     std::tie(codes, scales) =
         moe_gemm1(a, w1, w1_scale, s.sorted_ids, s.sorted_weights, s.sorted_expert_ids, s.num_valid,
                   a_scales, w1_bias, topk, activation, limit, alpha, gate_mode,
