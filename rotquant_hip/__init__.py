@@ -30,6 +30,7 @@ from rotquant_hip.moe import (  # noqa: E402
     moe_sort_scales,
     moe_sort_zero_,
 )
+from rotquant_hip.moe_layer import RotQuantMoE, route  # noqa: E402
 from rotquant_hip.ops import (  # noqa: E402
     GATE_MODES,
     GROUP,
@@ -56,6 +57,7 @@ __all__ = [
     "QuantizedActivation",
     "ROTATION_SIZES",
     "RotQuantLinear",
+    "RotQuantMoE",
     "SCALE_MODES",
     "__version__",
     "dequant",
@@ -77,6 +79,7 @@ __all__ = [
     "quant",
     "rotate",
     "rotate_quant",
+    "route",
     "share_input",
     "shuffle_scales",
     "shuffle_weight",

@@ -66,7 +66,7 @@ class RotQuantMoE(PackedModule):
         alpha: of swiglu.
         rotation: of x: "none", "hadamard", "matrix" or "matrices", see ``RotQuantLinear``.
         rotation_size: one of 16, 32, 64, 128, 256 that divides H.
-        prescale: whether x is multiplied by a factor per channel first.
+        prescale: whether x is multiplied by a factor per channel before it is rotated.
         inter_rotation: of the intermediate, likewise, with
         inter_rotation_size: up to 128 and a divisor of I, and
         inter_prescale.
@@ -149,6 +149,12 @@ class RotQuantMoE(PackedModule):
                 raise ValueError(f"{name}: expected a multiple of {GROUP}, got {size}")
         self.num_experts, self.hidden, self.inter = num_experts, hidden, inter
         self.activation, self.limit, self.alpha = activation, limit, alpha
+        for name, kind, scaled in (
+            ("prescale", rotation, prescale),
+            ("inter_prescale", inter_rotation, inter_prescale),
+        ):
+            if scaled and kind == "none":
+                raise ValueError(f"{name}: expected none without a rotation, got one")
         self.rotation_kind = rotation
         self.rotation_size = _checked_size("rotation", rotation, rotation_size, hidden, 256)
         self.inter_rotation_kind = inter_rotation
