@@ -59,8 +59,8 @@ def test_against_the_reference(device, r):
 @pytest.mark.parametrize("experts", [127, 128, 129, 257, 385, 513, 1024])
 @pytest.mark.parametrize("tokens", [255, 256, 257])
 def test_b38_around_round_sizes(device, tokens, experts):
-    kind = routing.KINDS[(tokens + experts) % len(routing.KINDS)]
-    for block_m, kind in ((16, "random"), (64, kind)):
+    other = routing.KINDS[(tokens + experts) % len(routing.KINDS)]
+    for block_m, kind in ((16, "random"), (64, other)):
         check(routing.make(tokens, 3, experts, block_m, kind=kind, seed=experts), device)
 
 

@@ -10,14 +10,14 @@ namespace rotquant {
 constexpr int kMoeSortTile = 4096;
 constexpr int kMoeSortStep = kMoeSortTile / 4;
 
-// One launch up to here, else three. Modelled, not measured: a step of 1024 routes is about 100
-// vector instructions in each of 16 waves, 0.7 us of a compute unit at 2.4 GHz, and it fills 8
-// bytes a sorted row at no more than 64 bytes a clock; two launches more cost 3 to 4 us.
+// One launch up to here, else three. Modelled, not measured: a step is 112 vector instructions
+// (counted, 256 experts) in each of 16 waves, 0.75 us of a compute unit at 2.4 GHz; padding is 8
+// bytes a row at no more than 64 bytes a clock, 1.7 us; two launches more cost 3 to 4 us.
 constexpr int64_t kMoeSortAloneRoutes = kMoeSortTile;
 constexpr int64_t kMoeSortAloneRows = 32768;
 
 constexpr int64_t kMoeSortMaxGroups = 256;       // one for each compute unit
-constexpr int64_t kMoeSortFillBytes = 64 << 10;  // of padding and of `zero`, a workgroup
+constexpr int64_t kMoeSortFillBytes = 16 << 10;  // of padding and of `zero`, a workgroup
 constexpr int64_t kMoeSortMaxFillGroups = 8 * 256;
 
 struct MoeSortPlan {
@@ -38,6 +38,16 @@ constexpr MoeSortPlan plan_moe_sort(int64_t routes, int64_t max_rows, int64_t ze
           steps_per_group * kMoeSortStep,
           fill_groups < kMoeSortMaxFillGroups ? fill_groups : kMoeSortMaxFillGroups};
 }
+
+// route / topk by a product. Exact because route * (reciprocal * topk - 2^32) stays below 2^32:
+// routes are less than 2^28, and the bracket is less than topk <= 16.
+constexpr uint64_t moe_sort_reciprocal(int topk) {
+  return topk ? ((uint64_t{1} << 32) + static_cast<uint64_t>(topk) - 1) / topk : 0;
+}
+RQ_HOST_DEVICE constexpr uint32_t moe_sort_token(uint32_t route, uint64_t reciprocal) {
+  return static_cast<uint32_t>(route * reciprocal >> 32);
+}
+static_assert(kMoeMaxTokens * kMoeMaxTopk * (kMoeMaxTopk - 1) < int64_t{1} << 32);
 
 // The workspace of three launches: counts [groups + 1, columns], a column a local expert; the last
 // row is for the sums.

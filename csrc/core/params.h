@@ -84,12 +84,12 @@ struct MoeSortParams {
   int local_experts;            // local ids from here on are dropped
   int block_m;                  // 16, 32, 64, 128
   int64_t max_rows;             // moe_max_rows()
-  int32_t* sorted_ids;          // [max_rows]
-  float* sorted_weights;        // [max_rows]
+  int32_t* sorted_ids;          // [max_rows], 16-byte aligned
+  float* sorted_weights;        // [max_rows], 16-byte aligned
   int32_t* sorted_expert_ids;   // [max_rows / block_m]
   int32_t* num_valid;           // [2]
   int32_t* reverse_sorted;      // [tokens * topk]
-  void* zero;                   // zeroed as well, or null; 16-byte aligned
+  void* zero;                   // zeroed as well, or null; any alignment
   int64_t zero_bytes;
   int32_t* workspace;  // moe_sort_workspace_bytes() of it; null if that is 0
 };

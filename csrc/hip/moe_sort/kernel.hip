@@ -16,10 +16,9 @@ namespace rotquant::hip {
 
 constexpr uint32_t kWaves = 16, kLanes = arch::kWaveSize, kThreads = kWaves * kLanes;
 constexpr uint32_t kSteps = kMoeSortTile / kThreads;  // of a lane in a tile
-constexpr uint32_t kPairs = kMoeMaxExperts / 2;
 
 static_assert(kThreads * kSteps == kMoeSortTile && kMoeSortStep % kThreads == 0);
-static_assert(kPairs <= kThreads, "a thread owns experts 2 i and 2 i + 1");
+static_assert(kMoeMaxExperts <= 2 * kThreads, "a thread owns experts 2 i and 2 i + 1");
 static_assert(kMoeSortTile < 1 << 16, "counts of a tile are 16 bits");
 static_assert(kMoeMaxTokens * kMoeMaxTopk < int64_t{1} << 31, "routes are 32 bits");
 
@@ -27,6 +26,9 @@ struct MoeSortArgs {
   MoeSortParams params;
   int groups, routes_per_group;
   int grid;  // workgroups of the launch
+  int log2_block_m;
+  int id_bits;  // that tell local experts apart, at least 1
+  uint64_t topk_reciprocal;
 };
 
 struct Shared {
@@ -42,6 +44,9 @@ struct Two {
 
 RQ_DEVICE uint32_t wave_index() { return arch::uniform(arch::thread_index() / kLanes); }
 RQ_DEVICE uint32_t lane_index() { return arch::thread_index() % kLanes; }
+RQ_DEVICE uint32_t local_experts(const MoeSortParams& p) {
+  return static_cast<uint32_t>(p.local_experts);
+}
 
 // --- building blocks --------------------------------------------------------------------------
 
@@ -54,25 +59,23 @@ RQ_DEVICE Sum workgroup_sum(uint32_t value, uint32_t (&sums)[kWaves]) {
   const uint32_t through = arch::prefix_sum(value), wave = wave_index();
   if (lane_index() == kLanes - 1) sums[wave] = through;
   arch::barrier();
-  Sum sum{through - value, 0};
-  RQ_UNROLL
-  for (uint32_t w = 0; w < kWaves; ++w) {
-    if (w == wave) sum.before += sum.all;
-    sum.all += sums[w];
-  }
-  return sum;
+  const uint32_t through_wave = arch::prefix_sum(lane_index() < kWaves ? sums[lane_index()] : 0);
+  const uint32_t before_wave =
+      arch::read_lane(through_wave, wave) - arch::read_lane(through, kLanes - 1);
+  return {before_wave + through - value, arch::read_lane(through_wave, kLanes - 1)};
 }
 
 // Local ids number the experts of the mask.
 RQ_DEVICE void number_local_experts(const MoeSortParams& p, Shared& lds) {
   if (!p.expert_mask) return;
   const int e = 2 * static_cast<int>(arch::thread_index());
-  const bool even = e < p.experts && p.expert_mask[e];
-  const bool odd = e + 1 < p.experts && p.expert_mask[e + 1];
+  const int last = p.experts - 1;
+  const int32_t even_mask = p.expert_mask[e < last ? e : last];
+  const int32_t odd_mask = p.expert_mask[e < last ? e + 1 : last];
+  const int even = e <= last && even_mask, odd = e < last && odd_mask;
   const int local = static_cast<int>(workgroup_sum(even + odd, lds.sums).before);
-  if (e < p.experts) lds.local_of[e] = even && local < p.local_experts ? local : -1;
-  if (e + 1 < p.experts)
-    lds.local_of[e + 1] = odd && local + even < p.local_experts ? local + even : -1;
+  if (e <= last) lds.local_of[e] = even && local < p.local_experts ? local : -1;
+  if (e < last) lds.local_of[e + 1] = odd && local + even < p.local_experts ? local + even : -1;
   arch::barrier();
 }
 
@@ -110,11 +113,12 @@ RQ_DEVICE void fill_zero(const MoeSortParams& p, const Share& share) {
 
 // Every row as if it were padding, every block as if it were past the end: where there are routes,
 // place() overwrites it.
-RQ_DEVICE void fill_outputs(const MoeSortParams& p, const Share& share) {
+RQ_DEVICE void fill_outputs(const MoeSortArgs& args, const Share& share) {
+  const MoeSortParams& p = args.params;
   const auto padding = static_cast<uint32_t>(moe_sorted_id(p.tokens, p.topk));
   fill(p.sorted_ids, 4 * p.max_rows, padding, share);
   fill(p.sorted_weights, 4 * p.max_rows, 0, share);
-  for (int64_t i = share.index; i < p.max_rows / p.block_m; i += share.count)
+  for (int64_t i = share.index; i < p.max_rows >> args.log2_block_m; i += share.count)
     p.sorted_expert_ids[i] = -1;
 }
 
@@ -122,7 +126,8 @@ RQ_DEVICE void fill_outputs(const MoeSortParams& p, const Share& share) {
 
 // A lane's routes of a tile. A wave owns consecutive ones, 64 a step.
 struct Routes {
-  uint32_t first, end, steps;
+  uint32_t first, end;
+  uint32_t steps;  // of this wave
   int32_t id[kSteps];
   float weight[kSteps];
   uint32_t expert[kSteps];  // local, kDropped
@@ -133,8 +138,10 @@ constexpr uint32_t kDropped = 0xFFFF;
 RQ_DEVICE uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 RQ_DEVICE void load_routes(const MoeSortParams& p, uint32_t begin, uint32_t end, Routes& routes) {
-  routes.steps = (smaller(end - begin, kMoeSortTile) + kThreads - 1) / kThreads;
-  routes.first = begin + wave_index() * routes.steps * kLanes + lane_index();
+  const uint32_t steps = (smaller(end - begin, kMoeSortTile) + kThreads - 1) / kThreads;
+  const uint32_t first = begin + wave_index() * steps * kLanes;
+  routes.steps = first < end ? smaller(steps, (end - first + kLanes - 1) / kLanes) : 0;
+  routes.first = first + lane_index();
   routes.end = end;
   RQ_UNROLL
   for (uint32_t s = 0; s < kSteps; ++s) {
@@ -148,21 +155,18 @@ RQ_DEVICE void load_routes(const MoeSortParams& p, uint32_t begin, uint32_t end,
 // Lanes with the same value of `bits` bits, among those with `any`.
 RQ_DEVICE arch::LaneMask matching_lanes(bool any, uint32_t value, uint32_t bits) {
   arch::LaneMask same = arch::ballot(any);
-  for (uint32_t bit = 0; bit < bits; ++bit) {
-    const bool set = value >> bit & 1;
-    const arch::LaneMask lanes = arch::ballot(set);
-    same &= set ? lanes : ~lanes;
-  }
+  auto rest = static_cast<int32_t>(value << (32 - bits));  // the bit in question is the sign
+  for (uint32_t bit = 0; bit < bits; ++bit, rest <<= 1)
+    same &= ~(arch::ballot(rest < 0) ^ static_cast<arch::LaneMask>(rest >> 31));
   return same;
 }
 
 // counts[wave] of a tile, and each route's rank in it.
-RQ_DEVICE void rank_routes(const MoeSortParams& p, Shared& lds, uint32_t bits, Routes& routes) {
+RQ_DEVICE void rank_routes(const MoeSortArgs& args, Shared& lds, Routes& routes) {
+  const MoeSortParams& p = args.params;
   uint16_t (&counts)[kMoeMaxExperts] = lds.counts[wave_index()];
-  for (uint32_t i = lane_index(); i < kPairs; i += kLanes) {
-    counts[2 * i] = 0;
-    counts[2 * i + 1] = 0;
-  }
+  for (uint32_t e = 2 * lane_index(); e < local_experts(p); e += 2 * kLanes)
+    counts[e] = counts[e + 1] = 0;
   RQ_UNROLL
   for (uint32_t s = 0; s < kSteps; ++s) {
     routes.expert[s] = kDropped;
@@ -171,24 +175,33 @@ RQ_DEVICE void rank_routes(const MoeSortParams& p, Shared& lds, uint32_t bits, R
       const int local = local_expert(p, lds, routes.id[s]);
       const bool any = local >= 0;
       const uint32_t expert = any ? static_cast<uint32_t>(local) : 0;
-      const arch::LaneMask same = matching_lanes(any, expert, bits);
+      const arch::LaneMask same = matching_lanes(any, expert, args.id_bits);
       const uint32_t before = arch::count_before(same);
       arch::wave_fence();
-      const uint32_t rank = counts[expert] + before;
+      if (any) {
+        routes.expert[s] = expert;
+        routes.rank[s] = counts[expert] + before;
+      }
       arch::wave_fence();
       if (any && before + 1 == arch::count(same))  // the last of them knows the new count
-        counts[expert] = static_cast<uint16_t>(rank + 1);
-      if (any) routes.expert[s] = expert;
-      routes.rank[s] = rank;
+        counts[expert] = static_cast<uint16_t>(routes.rank[s] + 1);
     }
   }
 }
 
+// NOTE: loads and stores share a counter that runs in order. Whoever waits for these loads only
+// after stores waits for the stores too.
+RQ_DEVICE void await_weights(Routes& routes) {
+  RQ_UNROLL
+  for (uint32_t s = 0; s < kSteps; ++s)
+    routes.weight[s] = bits_to_float(arch::opaque(float_to_bits(routes.weight[s])));
+}
+
 // Of this thread's two experts: the counts of waves become those of the waves before. Returns the
 // tile's.
-RQ_DEVICE Two scan_waves(Shared& lds) {
+RQ_DEVICE Two scan_waves(const MoeSortParams& p, Shared& lds) {
   uint32_t before = 0;  // two halves, neither of which overflows into the other
-  if (arch::thread_index() < kPairs) {
+  if (2 * arch::thread_index() < local_experts(p)) {
     RQ_UNROLL
     for (uint32_t w = 0; w < kWaves; ++w) {
       uint16_t* pair = &lds.counts[w][2 * arch::thread_index()];
@@ -215,15 +228,15 @@ RQ_DEVICE Two expert_starts(const MoeSortParams& p, Shared& lds, Two routes, boo
   return {rows.before, rows.before + even};
 }
 
-RQ_DEVICE void set_starts(Shared& lds, Two starts) {
-  if (arch::thread_index() >= kPairs) return;
+RQ_DEVICE void set_starts(const MoeSortParams& p, Shared& lds, Two starts) {
+  if (2 * arch::thread_index() >= local_experts(p)) return;
   lds.starts[2 * arch::thread_index()] = starts.even;
   lds.starts[2 * arch::thread_index() + 1] = starts.odd;
 }
 
-RQ_DEVICE void place(const MoeSortParams& p, const Shared& lds, const Routes& routes) {
+RQ_DEVICE void place(const MoeSortArgs& args, const Shared& lds, const Routes& routes) {
+  const MoeSortParams& p = args.params;
   const auto topk = static_cast<uint32_t>(p.topk);
-  const auto block = static_cast<uint32_t>(p.block_m);
   RQ_UNROLL
   for (uint32_t s = 0; s < kSteps; ++s) {
     const uint32_t route = routes.first + s * kLanes, expert = routes.expert[s];
@@ -231,19 +244,16 @@ RQ_DEVICE void place(const MoeSortParams& p, const Shared& lds, const Routes& ro
     int32_t reverse = -1;
     if (expert != kDropped) {
       const uint32_t row = lds.starts[expert] + lds.counts[wave_index()][expert] + routes.rank[s];
-      const uint32_t token = route / topk;
+      const uint32_t token = moe_sort_token(route, args.topk_reciprocal);
       p.sorted_ids[row] = moe_sorted_id(token, static_cast<int>(route - token * topk));
       p.sorted_weights[row] = routes.weight[s];
-      if (row % block == 0)  // every block in use begins with a route
-        p.sorted_expert_ids[row / block] = static_cast<int32_t>(expert);
+      const uint32_t block = row >> args.log2_block_m;
+      if (block << args.log2_block_m == row)  // every block in use begins with a route
+        p.sorted_expert_ids[block] = static_cast<int32_t>(expert);
       reverse = static_cast<int32_t>(row);
     }
     p.reverse_sorted[route] = reverse;
   }
-}
-
-RQ_DEVICE uint32_t bits_of_local_id(const MoeSortParams& p) {
-  return p.local_experts > 1 ? 32 - __builtin_clz(static_cast<uint32_t>(p.local_experts - 1)) : 0;
 }
 
 // --- kernels ----------------------------------------------------------------------------------
@@ -260,23 +270,25 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads,
   }
   Routes routes;
   load_routes(p, 0, static_cast<uint32_t>(p.tokens * p.topk), routes);
-  fill_outputs(p, {thread, kThreads});
   number_local_experts(p, lds);
-  rank_routes(p, lds, bits_of_local_id(p), routes);
+  rank_routes(args, lds, routes);
+  await_weights(routes);
+  fill_outputs(args, {thread, kThreads});
   arch::barrier();
-  set_starts(lds, expert_starts(p, lds, scan_waves(lds), true));
+  set_starts(p, lds, expert_starts(p, lds, scan_waves(p, lds), true));
   arch::barrier();
-  place(p, lds, routes);
+  place(args, lds, routes);
 }
 
 // First of three: the routes of each workgroup by expert; and what place() does not write.
 RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads,
                            kWaves / 4) void moe_sort_count_kernel(const MoeSortArgs args) {
   RQ_SHARED Shared lds;
+  RQ_SHARED uint32_t counts[kMoeMaxExperts];
   const MoeSortParams& p = args.params;
   const uint32_t group = arch::block_index_x(), thread = arch::thread_index();
   if (group < static_cast<uint32_t>(args.groups)) {
-    for (uint32_t e = thread; e < kMoeMaxExperts; e += kThreads) lds.starts[e] = 0;
+    for (uint32_t e = thread; e < kMoeMaxExperts; e += kThreads) counts[e] = 0;
     number_local_experts(p, lds);
     arch::barrier();
     const uint32_t begin = group * args.routes_per_group;
@@ -284,41 +296,44 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads,
         smaller(begin + args.routes_per_group, static_cast<uint32_t>(p.tokens * p.topk));
     for (uint32_t route = begin + thread; route < end; route += kThreads) {
       const int expert = local_expert(p, lds, p.topk_ids[route]);
-      if (expert >= 0) arch::add_lds(&lds.starts[expert], 1);
+      if (expert >= 0) arch::add_lds(&counts[expert], 1);
     }
     arch::barrier();
     const int64_t columns = moe_sort_columns(p.local_experts);
     for (uint32_t e = thread; e < columns; e += kThreads)
-      p.workspace[group * columns + e] = static_cast<int32_t>(lds.starts[e]);
+      p.workspace[group * columns + e] = static_cast<int32_t>(counts[e]);
   }
   const Share share{group * int64_t{kThreads} + thread, args.grid * int64_t{kThreads}};
-  fill_outputs(p, share);
+  fill_outputs(args, share);
   fill_zero(p, share);
 }
 
 // Second: counts of workgroups become those of the workgroups before, and the last row the sums. A
-// lane has one expert, a wave a range of workgroups.
+// lane has one expert, a wave consecutive workgroups.
 RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads, kWaves / 4) void moe_sort_sum_kernel(const MoeSortArgs args) {
+  constexpr int kGroups = kMoeSortMaxGroups / kWaves;  // of a wave
   RQ_SHARED int32_t sums[kWaves][kLanes];
   const MoeSortParams& p = args.params;
-  const int64_t columns = moe_sort_columns(p.local_experts);
-  int32_t* column = p.workspace + arch::block_index_x() * int64_t{kLanes} + lane_index();
-  const uint32_t wave = wave_index(), groups = static_cast<uint32_t>(args.groups);
-  const uint32_t groups_per_wave = (groups + kWaves - 1) / kWaves;
-  const uint32_t begin = wave * groups_per_wave, end = smaller(begin + groups_per_wave, groups);
+  const auto columns = static_cast<int>(moe_sort_columns(p.local_experts));
+  const int wave = static_cast<int>(wave_index()), first = wave * kGroups;
+  int32_t* column = p.workspace + arch::block_index_x() * kLanes + lane_index();
 
-  int32_t sum = 0;
-  for (uint32_t group = begin; group < end; ++group) sum += column[group * columns];
+  int32_t count[kGroups], sum = 0;
+  RQ_UNROLL
+  for (int i = 0; i < kGroups; ++i)
+    count[i] = first + i < args.groups ? column[(first + i) * columns] : 0;
+  RQ_UNROLL
+  for (int i = 0; i < kGroups; ++i) sum += count[i];
   sums[wave][lane_index()] = sum;
   arch::barrier();
   int32_t before = 0;
-  for (uint32_t w = 0; w < wave; ++w) before += sums[w][lane_index()];
-  for (uint32_t group = begin; group < end; ++group) {
-    const int32_t count = column[group * columns];
-    column[group * columns] = before;
-    before += count;
+  for (int w = 0; w < wave; ++w) before += sums[w][lane_index()];
+  RQ_UNROLL
+  for (int i = 0; i < kGroups; ++i) {
+    if (first + i < args.groups) column[(first + i) * columns] = before;
+    before += count[i];
   }
-  if (wave == kWaves - 1) column[groups * columns] = before;
+  if (wave == kWaves - 1) column[args.groups * columns] = before;
 }
 
 // Third.
@@ -346,24 +361,38 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads,
   for (uint32_t tile = begin; tile < end; tile += kMoeSortTile) {
     Routes routes;
     load_routes(p, tile, end, routes);
-    rank_routes(p, lds, bits_of_local_id(p), routes);
+    rank_routes(args, lds, routes);
+    await_weights(routes);
     arch::barrier();
-    set_starts(lds, starts);
-    const Two placed = scan_waves(lds);
+    set_starts(p, lds, starts);
+    const Two placed = scan_waves(p, lds);
     starts.even += placed.even, starts.odd += placed.odd;
     arch::barrier();
-    place(p, lds, routes);
+    place(args, lds, routes);
   }
 }
 
 #ifndef RQ_DEVICE_ONLY
+namespace {
+constexpr int log2_up(int n) {
+  int log2 = 0;
+  while (1 << log2 < n) ++log2;
+  return log2;
+}
+}  // namespace
+
 void moe_sort(const MoeSortParams& params, hipStream_t stream) {
   require_current_device();
   const MoeSortPlan plan =
       plan_moe_sort(params.tokens * params.topk, params.max_rows, params.zero_bytes);
   const int threads = kWaves * current_wave_size();
-  MoeSortArgs args{params, static_cast<int>(plan.groups), static_cast<int>(plan.routes_per_group),
-                   static_cast<int>(plan.groups + plan.fill_groups)};
+  MoeSortArgs args{params,
+                   static_cast<int>(plan.groups),
+                   static_cast<int>(plan.routes_per_group),
+                   static_cast<int>(plan.groups + plan.fill_groups),
+                   log2_up(params.block_m),
+                   params.local_experts < 2 ? 1 : log2_up(params.local_experts),
+                   moe_sort_reciprocal(params.topk)};
   if (plan.alone) return launch(moe_sort_alone_kernel, args.grid, threads, args, stream);
   launch(moe_sort_count_kernel, args.grid, threads, args, stream);
   const auto columns = static_cast<int>(moe_sort_columns(params.local_experts));

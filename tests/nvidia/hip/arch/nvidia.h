@@ -104,6 +104,10 @@ RQ_DEVICE uint32_t count_before(LaneMask lanes) {
   return count(lanes & ((LaneMask{1} << lane_index()) - 1));
 }
 
+RQ_DEVICE uint32_t read_lane(uint32_t value, uint32_t lane) {
+  return __shfl_sync(kAllLanes, value, static_cast<int>(lane));
+}
+
 RQ_DEVICE uint32_t prefix_sum(uint32_t value) {
   RQ_UNROLL
   for (uint32_t distance = 1; distance < kWaveSize; distance *= 2) {
