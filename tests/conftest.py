@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
+import isa
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -31,6 +33,11 @@ def _devices() -> list:
 @pytest.fixture(scope="session", params=_devices())
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
+
+
+@pytest.fixture(scope="session")
+def isa_libraries(tmp_path_factory) -> dict[str, ctypes.CDLL]:
+    return isa.build_libraries(tmp_path_factory.mktemp("isa"))
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,8 @@ library; it is the number in our list of such reports.
 from __future__ import annotations
 
 import ctypes
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +17,7 @@ import torch
 from compare import assert_bytes_equal, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
+from isa import ISA_NAMES, address
 from numpy.typing import NDArray
 from strategies import seeds
 from tensors import TORCH_DTYPES, assert_values_equal, poisoned_allocations, to_array, to_tensor
@@ -30,7 +27,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import rotquant_hip as rq
 from rotquant_hip import reference as ref
 
-ROOT = Path(__file__).resolve().parents[1]
 OPS = torch.ops.rotquant_hip
 NAN = 255
 
@@ -417,40 +413,6 @@ def test_b19_natural_scales_are_refused(device):
 
 # --- the instruction sets that this machine would not choose ----------------------------------
 
-SHIM = r"""
-#include "core/params.h"
-#include "cpu/isa/ISA.cpp"
-
-extern "C" void run(const void* a, const void* b, const void* a_scales, const void* b_scales,
-                    void* out, int64_t m, int64_t n, int64_t k) {
-  using namespace rotquant;
-  const auto bytes = [](const void* p) { return static_cast<const uint8_t*>(p); };
-  const GemmParams params{bytes(a), bytes(b), bytes(a_scales), bytes(b_scales), nullptr, out,
-                          DType::fp32, m, n, k, -1, nullptr, 0};
-  cpu::ISA::gemm_a4w4(params, 0, cpu::gemm_items(params).count);
-}
-"""
-ISAS = {"DEFAULT": 1, "AVX2": 2, "AVX512": 3}.get(torch.backends.cpu.get_cpu_capability(), 1)
-ISA_NAMES = ("baseline", "avx2", "avx512")[:ISAS]
-
-
-@pytest.fixture(scope="session")
-def isa_libraries(tmp_path_factory) -> dict[str, ctypes.CDLL]:
-    """The kernel for every instruction set that this machine has, each as a library."""
-    sys.path.insert(0, str(ROOT / "build_backend"))
-    import build_config
-
-    folder = tmp_path_factory.mktemp("isa")
-    compilers = {}
-    for isa in ISA_NAMES:
-        source = folder / f"{isa}.cpp"
-        source.write_text(SHIM.replace("ISA", isa))
-        flags = [*build_config.COMMON_FLAGS, "-fvisibility=default", "-shared", "-fPIC"]
-        command = [os.environ.get("CXX", "c++"), *flags, f"-I{ROOT / 'csrc'}", str(source)]
-        compilers[isa] = subprocess.Popen([*command, "-o", str(folder / f"{isa}.so")])
-    assert all(compiler.wait() == 0 for compiler in compilers.values())
-    return {isa: ctypes.CDLL(str(folder / f"{isa}.so")) for isa in ISA_NAMES}
-
 
 @pytest.mark.parametrize("isa", ISA_NAMES)
 @pytest.mark.parametrize(
@@ -469,7 +431,7 @@ def test_isa(isa_libraries, isa, m, n, k, low, high):
     problem = Problem(m, n, k, low=low, high=high)
     arguments = [to_array(t) for t in problem.arguments()]
     out = np.full((m, n), np.nan, np.float32)
-    addresses = [ctypes.c_void_p(array.ctypes.data) for array in (*arguments, out)]
-    isa_libraries[isa].run(*addresses, *map(ctypes.c_int64, (m, n, k)))
+    addresses = [address(array) for array in (*arguments, out)]
+    isa_libraries[isa].run_gemm_a4w4(*addresses, *map(ctypes.c_int64, (m, n, k)))
     expected = ref.gemm_a4w4_by_groups(*problem.operands())
     assert_values_equal(torch.from_numpy(out) + 0, expected + 0, isa)

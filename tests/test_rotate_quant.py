@@ -8,9 +8,6 @@ numpy's; the tests of it here are for the CPU's code, tests/test_mfma.py judges 
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -23,6 +20,7 @@ import torch
 from compare import assert_bytes_equal
 from hypothesis import given
 from hypothesis import strategies as st
+from isa import ISA_NAMES, address
 from numpy.typing import NDArray
 from strategies import (
     DTYPES,
@@ -454,63 +452,6 @@ def test_b08_every_row_and_padding_cell_is_written(device, rows, k):
 
 
 # --- the instruction sets that this machine would not choose ----------------------------------
-# The library picks the widest of them at run time; here each is compiled as the library does it.
-
-SHIM = r"""
-#include "core/params.h"
-#include "cpu/isa/ISA.cpp"
-
-using namespace rotquant;
-namespace isa = rotquant::cpu::ISA;
-
-#define ACTIVATION Activation{x, DType(dtype), rows, k, k}
-#define ROTATION Rotation{size, matrix, 0, prescale, nullptr}
-
-extern "C" void run_rotate(const void* x, int dtype, int64_t rows, int64_t k, int size,
-                           const float* matrix, const float* prescale, void* y, int y_dtype) {
-  isa::rotate(RotateParams{ACTIVATION, ROTATION, y, DType(y_dtype)}, 0, rows * (k / size));
-}
-
-extern "C" void run_rotate_quant(const void* x, int dtype, int64_t rows, int64_t k, int size,
-                                 const float* matrix, const float* prescale, int mode,
-                                 bool via_bf16, bool shuffle, uint8_t* codes, uint8_t* scales) {
-  const int item = size < kGroup ? kGroup : size;
-  isa::rotate_quant(RotateQuantParams{ACTIVATION, ROTATION, ElementFormat::e2m1, ScaleMode(mode),
-                                      via_bf16, shuffle, codes, scales},
-                    0, rows * (k / item));
-}
-
-extern "C" void run_dequant(const uint8_t* codes, const uint8_t* scales, bool shuffled,
-                            int64_t rows, int64_t k, void* y, int y_dtype) {
-  isa::dequant(DequantParams{codes, scales, shuffled, rows, k, y, DType(y_dtype)}, 0,
-               rows * (k / kGroup));
-}
-"""
-ISAS = {"DEFAULT": 1, "AVX2": 2, "AVX512": 3}.get(torch.backends.cpu.get_cpu_capability(), 1)
-ISA_NAMES = ("baseline", "avx2", "avx512")[:ISAS]
-
-
-@pytest.fixture(scope="session")
-def isa_libraries(tmp_path_factory) -> dict[str, ctypes.CDLL]:
-    """The CPU kernels of every instruction set that this machine has, each as a library."""
-    sys.path.insert(0, str(ROOT / "build_backend"))
-    import build_config
-
-    folder = tmp_path_factory.mktemp("isa")
-    compilers = {}
-    for isa in ISA_NAMES:
-        source = folder / f"{isa}.cpp"
-        source.write_text(SHIM.replace("ISA", isa))
-        # The library hides its symbols; those of the shim have to be found.
-        flags = [*build_config.COMMON_FLAGS, "-fvisibility=default", "-shared", "-fPIC"]
-        command = [os.environ.get("CXX", "c++"), *flags, f"-I{ROOT / 'csrc'}", str(source)]
-        compilers[isa] = subprocess.Popen([*command, "-o", str(folder / f"{isa}.so")])
-    assert all(compiler.wait() == 0 for compiler in compilers.values())
-    return {isa: ctypes.CDLL(str(folder / f"{isa}.so")) for isa in ISA_NAMES}
-
-
-def address(array: NDArray | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if array is None else array.ctypes.data)
 
 
 @pytest.mark.parametrize("isa", ISA_NAMES)
