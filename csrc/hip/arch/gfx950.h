@@ -117,6 +117,13 @@ RQ_DEVICE float maximum_abs(float m, float a, float b) {
   return __builtin_elementwise_maximum(__builtin_elementwise_maximum(m, __builtin_fabsf(a)),
                                        __builtin_fabsf(b));
 }
+// NaN if either is.
+RQ_DEVICE float minimum(float a, float b) { return __builtin_elementwise_minimum(a, b); }
+RQ_DEVICE float maximum(float a, float b) { return __builtin_elementwise_maximum(a, b); }
+
+// Right to a unit in the last place. NOTE: results below the normal range are 0.
+RQ_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+RQ_DEVICE float rcp(float x) { return __builtin_amdgcn_rcpf(x); }
 
 // --- matrix product ---------------------------------------------------------------------------
 // c + A B in bf16 with float32 sums. Lane l holds row l % 16 of A and column l % 16 of B; k is

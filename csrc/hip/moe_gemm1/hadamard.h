@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+// A Hadamard whose size is known at run time only, stage by stage, with the numerics of
+// hip/rotate_quant: the size is uniform, so a stage that it lacks costs a scalar branch.
+#pragma once
+
+#include "hip/device/fwht.h"
+
+namespace rotquant::hip {
+
+using arch::f32x2;
+using device::kPairs;
+
+RQ_DEVICE void prescale_group(const float* prescale, f32x2 (&y)[kPairs]) {
+  RQ_UNROLL
+  for (int i = 0; i < kPairs; i += 2) {
+    const auto s = arch::load(prescale + 2 * i);
+    y[i] *= f32x2{bits_to_float(s[0]), bits_to_float(s[1])};
+    y[i + 1] *= f32x2{bits_to_float(s[2]), bits_to_float(s[3])};
+  }
+}
+
+// Steps h = 1 .. 16, as far as the size goes; not for size 0.
+RQ_DEVICE void hadamard_in_lane(int size, f32x2 (&y)[kPairs]) {
+  device::butterfly_in_lane<1>(y);
+  device::butterfly_in_lane<2>(y);
+  device::butterfly_in_lane<4>(y);
+  device::butterfly_in_lane<8>(y);
+  if (size >= 32) device::butterfly_in_lane<16>(y);
+}
+
+// 1 / sqrt(size): a power of two goes into the scale exponent, anything else is multiplied in.
+RQ_DEVICE int hadamard_shift(int size) {
+  return size == 16    ? Hadamard<16>::kShift
+         : size == 64  ? Hadamard<64>::kShift
+         : size == 256 ? Hadamard<256>::kShift
+                       : 0;
+}
+RQ_DEVICE void normalise_hadamard(int size, f32x2 (&y)[kPairs]) {
+  if (size != 32 && size != 128) return;
+  const float factor = size == 32 ? Hadamard<32>::kFactor : Hadamard<128>::kFactor;
+  RQ_UNROLL
+  for (int i = 0; i < kPairs; ++i) y[i] *= factor;
+}
+
+}  // namespace rotquant::hip
