@@ -4,6 +4,7 @@
 
 #include "hip/device/pipeline.h"
 #include "hip/moe_gemm1/epilogue.h"
+#include "hip/moe_gemm1/quantised_tokens.h"
 
 namespace rotquant::hip {
 
@@ -70,6 +71,27 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, 4) void moe_gemm1_direct_kernel(
       wave_n * Tile::kWeightFrags, groups, lane);
   f32x4 acc[Tile::kTokenFrags][Tile::kWeightFrags] = {};
   device::direct_product<Tile::kDepth>(operands, wave_k, steps_of(groups), Tile::kWavesK, acc);
+  finish_direct<Tile>(p, tile, wave_n, wave_k, lane, acc);
+}
+
+// NOTE: two waves on each SIMD: a wave holds two groups of x in float32 beside its weights.
+template <class Tile>
+RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, Tile::kWeightFrags > 4 ? 2 : 3) void moe_gemm1_inline_kernel(
+    const MoeGemm1Args args) {
+  static_assert(Tile::kTokenFrags == 1 && Tile::kDepth == 1);
+  const MoeGemm1Params& p = args.params;
+  const ExpertTile tile = device::expert_tile_of(p.sorting, args.tiles_n);
+  if (!tile.any) return;
+  const uint32_t lane = arch::thread_index() % arch::kWaveSize;
+  const uint32_t wave = arch::uniform(arch::thread_index() / arch::kWaveSize);
+  const uint32_t wave_n = wave % Tile::kWavesN, wave_k = wave / Tile::kWavesN;
+  const auto groups = static_cast<uint32_t>(p.k / kGroup);
+
+  const QuantisedTokens tokens(p, rows_of(p, tile)(device::frag_row(lane)), lane);
+  const device::DirectWeights<Tile::kWeightFrags> weights(
+      operands_of(p, tile), weights_of<Tile>(p, tile), wave_n * Tile::kWeightFrags, groups, lane);
+  f32x4 acc[1][Tile::kWeightFrags] = {};
+  inline_product(tokens, weights, wave_k, steps_of(groups), Tile::kWavesK, acc);
   finish_direct<Tile>(p, tile, wave_n, wave_k, lane, acc);
 }
 
