@@ -137,6 +137,7 @@ RQ_DEVICE void finish_by_lane(const MoeGemm1Params& p, const ExpertTile& tile, u
     y[2 * c] = f32x2{v[0], v[1]}, y[2 * c + 1] = f32x2{v[2], v[3]};
   }
   const Rotation& rotation = p.inter_rotation;
+  const HadamardNorm norm(rotation.size);
   if (rotation.size > 0) {
     if (rotation.prescale) {
       const uint32_t unit = weights_of<Tile>(p, tile).unit(place.group);
@@ -149,11 +150,11 @@ RQ_DEVICE void finish_by_lane(const MoeGemm1Params& p, const ExpertTile& tile, u
     if constexpr (Values::kGroups >= 4) {
       if (rotation.size >= 128) device::butterfly_across_lanes<2>(y, thread);
     }
-    normalise_hadamard(rotation.size, y);
+    norm(y);
   }
   store_group<Tile>(p, tile, place,
                     device::quantize_group<ElementFormat::e2m1, false>(
-                        y, scale_bias(p.scale_mode), hadamard_shift(rotation.size)));
+                        y, scale_bias(p.scale_mode), norm.shift));
 }
 
 // What hip/rotate_matrix/product.h wants to know.

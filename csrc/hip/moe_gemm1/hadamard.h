@@ -29,17 +29,22 @@ RQ_DEVICE void hadamard_in_lane(int size, f32x2 (&y)[kPairs]) {
 }
 
 // 1 / sqrt(size): a power of two goes into the scale exponent, anything else is multiplied in.
-RQ_DEVICE int hadamard_shift(int size) {
-  return size == 16    ? Hadamard<16>::kShift
-         : size == 64  ? Hadamard<64>::kShift
-         : size == 256 ? Hadamard<256>::kShift
-                       : 0;
-}
-RQ_DEVICE void normalise_hadamard(int size, f32x2 (&y)[kPairs]) {
-  if (size != 32 && size != 128) return;
-  const float factor = size == 32 ? Hadamard<32>::kFactor : Hadamard<128>::kFactor;
-  RQ_UNROLL
-  for (int i = 0; i < kPairs; ++i) y[i] *= factor;
-}
+struct HadamardNorm {
+  int shift = 0;
+  float factor = 1;
+
+  RQ_DEVICE explicit HadamardNorm(int size) {
+    if (size == 16) shift = Hadamard<16>::kShift;
+    if (size == 32) factor = Hadamard<32>::kFactor;
+    if (size == 64) shift = Hadamard<64>::kShift;
+    if (size == 128) factor = Hadamard<128>::kFactor;
+    if (size == 256) shift = Hadamard<256>::kShift;
+  }
+  RQ_DEVICE void operator()(f32x2 (&y)[kPairs]) const {
+    if (factor == 1) return;
+    RQ_UNROLL
+    for (int i = 0; i < kPairs; ++i) y[i] *= factor;
+  }
+};
 
 }  // namespace rotquant::hip

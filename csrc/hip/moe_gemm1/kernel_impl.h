@@ -76,7 +76,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, 4) void moe_gemm1_direct_kernel(
 
 // NOTE: two waves on each SIMD: a wave holds two groups of x in float32 beside its weights.
 template <class Tile>
-RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, Tile::kWeightFrags > 4 ? 2 : 3) void moe_gemm1_inline_kernel(
+RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, 2) void moe_gemm1_inline_kernel(
     const MoeGemm1Args args) {
   static_assert(Tile::kTokenFrags == 1 && Tile::kDepth == 1);
   const MoeGemm1Params& p = args.params;

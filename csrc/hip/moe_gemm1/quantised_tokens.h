@@ -47,7 +47,9 @@ class QuantisedTokens {
       : p_(p),
         row_(static_cast<const uint16_t*>(p.x.data) + token * p.x.row_stride),
         groups_(static_cast<uint32_t>(p.k / kGroup)),
-        lane_group_(device::frag_group(lane)) {}
+        lane_group_(device::frag_group(lane)),
+        norm_(p.rotation.size),
+        bias_(scale_bias(p.scale_mode)) {}
 
   RQ_DEVICE void load(uint32_t step, Raw& to) const {
     RQ_UNROLL
@@ -81,9 +83,9 @@ class QuantisedTokens {
     Step result{{}, 0};
     RQ_UNROLL
     for (uint32_t h = 0; h < kStepHalves; ++h) {
-      normalise_hadamard(size, y[h]);
+      norm_(y[h]);
       const auto group = device::quantize_group<ElementFormat::e2m1, false>(
-          y[h], scale_bias(p_.scale_mode), hadamard_shift(size));
+          y[h], bias_, norm_.shift);
       const bool real = group_of(step, h) < groups_;
       result.codes[h] = real ? group.codes : u32x4{0, 0, 0, 0};
       result.scales |= (real ? group.scale : 0) << (16 * h);
@@ -113,6 +115,8 @@ class QuantisedTokens {
   const MoeGemm1Params& p_;
   const uint16_t* row_;  // of this lane's token
   uint32_t groups_, lane_group_;
+  HadamardNorm norm_;
+  uint32_t bias_;
 };
 
 // acc += steps first, first + stride, ... below end. A step's weights are on their way while its
@@ -132,6 +136,7 @@ RQ_DEVICE void inline_product(const QuantisedTokens& tokens,
     weights.load_scales(step, scales);
     const auto token = tokens.quantise(step, raw);
     tokens.load(step + stride, raw);
+    arch::keep_order();  // or the loads end up behind the products
     RQ_UNROLL
     for (int j = 0; j < kWeights / 2; ++j) scales[j] &= weights.scale_mask(step);
     device::unrolled<kStepHalves>([&](auto h) {
