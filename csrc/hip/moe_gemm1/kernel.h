@@ -2,6 +2,7 @@
 // Launchers of single instances, defined in inst/.
 #pragma once
 
+#include "core/moe_configs.h"
 #include "hip/arch/launch.h"
 #include "hip/moe_gemm1/config.h"
 
