@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
+import struct
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -128,6 +129,7 @@ class Problem:
     rotation_size: int = 0
     prescale: NDArray | None = None
     seed: int = 0
+    first_expert: int = 0  # w1 has the experts from this one on, and the sorting counts from it
 
     @property
     def inter(self) -> int:
@@ -169,7 +171,7 @@ def make(
     **options,
 ) -> Problem:
     """Random codes; scales such that gate and up are a few units in size."""
-    rng = np.random.default_rng((seed, tokens, hidden, inter, experts, topk, block_m))
+    rng = np.random.default_rng((seed, tokens, hidden, inter, experts, topk))
     if topk_ids is None:
         order = rng.permuted(np.tile(np.arange(experts, dtype=np.int32), (tokens, 1)), axis=1)
         topk_ids = order[:, :topk]
@@ -284,33 +286,56 @@ def expected(problem: Problem) -> interval.Values:
     return rotated(problem, activated(problem, exact, bound))
 
 
-def _gate(problem: Problem, g: F64) -> tuple[F64, F64]:
-    """The activation of the gate, and the relative error that the kernel's formula may add."""
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def _sigmoid_argument(problem: Problem, g: F64) -> F64:
+    if problem.activation == "gelu_tanh":
+        return 2 * math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)
+    return g * (problem.alpha if problem.activation == "swiglu" else 1.0)
+
+
+def _gate(problem: Problem, g: F64) -> F64:
+    if problem.activation == "gelu":
+        return g * 0.5 * _erfc(-g / math.sqrt(2))
     with np.errstate(over="ignore"):
-        if problem.activation == "gelu":
-            cdf = np.vectorize(lambda v: 0.5 * math.erfc(-v / math.sqrt(2)))(g)
-            return g * cdf, (g * g + 16) * 2.0**-22
-        if problem.activation == "gelu_tanh":
-            s = 2 * math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)
-        else:
-            s = g * (problem.alpha if problem.activation == "swiglu" else 1.0)
-        return g / (1 + np.exp(-s)), (2 * np.abs(s) + 12) * 2.0**-23
+        return g / (1 + np.exp(-_sigmoid_argument(problem, g)))
+
+
+def _gate_error(problem: Problem, g: F64) -> F64:
+    """The relative error that the kernel's formula may add (csrc/hip/moe_gemm1/activation.h)."""
+    if problem.activation == "gelu":
+        return np.where(g < 0, g * g, 0) * 2.0**-22 + 2.0**-20
+    return (2 * np.abs(np.minimum(_sigmoid_argument(problem, g), 0)) + 8) * 2.0**-23
 
 
 def activated(problem: Problem, exact: F64, bound: F64) -> interval.Values:
-    """Of [routes, 2I], gate first. No gate's slope is beyond 1.13, and clamping only helps."""
-    g, u = np.split(exact, 2, axis=1)
-    g_bound, u_bound = np.split(bound, 2, axis=1)
-    g, u = np.minimum(g, problem.limit), np.clip(u, -problem.limit, problem.limit)
+    """Of [routes, 2I], gate first."""
+    limit = problem.limit
+    gate, gate_bound = _through(lambda g: np.minimum(g, limit), *_half(exact, bound, 0))
+    up, up_bound = _through(lambda u: np.clip(u, -limit, limit), *_half(exact, bound, 1))
     if problem.activation == "swiglu":
-        u = u + 1
-        u_bound = u_bound + np.abs(u) * 2.0**-24
-    gate, relative = _gate(problem, g)
-    value = gate * u
-    error = 1.13 * g_bound * (np.abs(u) + u_bound) + np.abs(gate) * u_bound
+        up = up + 1
+        up_bound = up_bound + np.abs(up) * 2.0**-24
+    value, value_bound = _through(lambda g: _gate(problem, g), gate, gate_bound)
+    # A gate is monotone but for one place, where its curvature is below 2.
+    near = np.abs(_sigmoid_argument(problem, gate)) < 3
+    value_bound = value_bound + near * gate_bound**2
+    value_bound = value_bound + np.abs(value) * _gate_error(problem, gate)
+    error = value_bound * (np.abs(up) + up_bound) + np.abs(value) * (up_bound + np.abs(up) * 2.0**-22)
     # Where a sigmoid is below the normal range the kernel has 0.
-    error = error + np.abs(value) * relative + np.abs(g * u) * 2.0**-125
-    return interval.Values(value, error)
+    return interval.Values(value * up, error + np.abs(gate * up) * 2.0**-125)
+
+
+def _half(exact: F64, bound: F64, half: int) -> tuple[F64, F64]:
+    return np.split(exact, 2, axis=1)[half], np.split(bound, 2, axis=1)[half]
+
+
+def _through(function, exact: F64, bound: F64) -> tuple[F64, F64]:
+    """A monotone function of every value in exact +- bound."""
+    middle = function(exact)
+    ends = function(exact - bound), function(exact + bound)
+    return middle, np.maximum(*(np.abs(end - middle) for end in ends))
 
 
 def rotated(problem: Problem, values: interval.Values) -> interval.Values:
@@ -406,27 +431,39 @@ def run(problem: Problem, config: int | str, **options) -> Output:
         kernels.activation_fields(p.x) if inside else ("Piqqq", (None, 0, 0, 0, 0))
     )
     tiles_n = -(-2 * p.inter // chosen.tile_n)
-    arguments = emu.Struct(
-        "PPPPPqqii" + "PP" + x_format + _ROTATION + "PPP??iff" + _ROTATION + "iqqiiPP" + "i0q",
-        *p.sorting[:5],
+    sorting = p.sorting._replace(sorted_expert_ids=p.sorting.sorted_expert_ids + p.first_expert)
+    w1, w1_scale = given_weights(p)
+    layout = "PPPPPqqii" + "PP" + x_format + _ROTATION + "PPP??iff" + _ROTATION + "iqqiiPP" + "i0q"
+    values = [
+        *sorting,
         *(max_rows, p.tokens, p.topk, p.block_m),
         *((None, None) if inside else (p.a, sorted_scales(p))),
         *x_fields,
         *_rotation(p.rotation_size, None, p.prescale),
-        *given_weights(p),
-        p.bias,
-        p.gate_mode == GATE_MODES[1],
-        p.apply_weight,
+        *(w1, w1_scale, p.bias),
+        *(p.gate_mode == GATE_MODES[1], p.apply_weight),
         *(ACTIVATIONS.index(p.activation), p.limit, p.alpha),
         *_rotation(p.inter_size, p.inter_matrix, p.inter_prescale),
         SCALE_MODES.index(p.scale_mode),
-        *(p.hidden, p.inter, len(p.w1), index),
+        *(p.hidden, p.inter, p.first_expert + len(p.w1), index),
         *(emu.Uninitialized(codes), emu.Uninitialized(scales)),
         tiles_n,
-    )
+    ]
+    buffers = [v for v in values if isinstance(v, (np.ndarray, emu.Uninitialized))]
+
+    def segment(addresses: list[int]) -> bytes:
+        at = {id(buffer): address for buffer, address in zip(buffers, addresses, strict=True)}
+        for buffer in (w1, w1_scale):
+            at[id(buffer)] -= p.first_expert * (buffer.nbytes // len(p.w1))
+        plain = (0 if v is None else at.get(id(v), v) for v in values)
+        return struct.pack("@" + layout, *plain)
+
     obj, name = kernels.kernel(chosen.stem, "moe_gemm1", chosen.symbol)
     grid = max_rows // p.block_m * tiles_n
-    stats = obj.run(name, grid=grid, block=chosen.threads, args=[arguments], unaligned=inside, **options)
+    # Rows of x may begin at any even address.
+    options = {"unaligned": inside, **options}
+    launch = {"grid": grid, "block": chosen.threads, "kernarg": segment, "buffers": buffers}
+    stats = obj.run(name, **launch, **options)
     return Output(codes, scales, stats)
 
 

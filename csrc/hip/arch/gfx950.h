@@ -35,6 +35,15 @@ RQ_DEVICE int64_t opaque_uniform(int64_t value) {
   return value;
 }
 
+// The kernel's first argument, where it lies. By its name all of it that is ever used is loaded at
+// the start, into scalar registers that a long loop is then short of; from here it is loaded where
+// it is used.
+template <class Args>
+RQ_DEVICE const Args& late_argument() {
+  using Kernarg = const __attribute__((address_space(4))) Args*;
+  return *(const Args*)(Kernarg)__builtin_amdgcn_kernarg_segment_ptr();
+}
+
 // --- memory -----------------------------------------------------------------------------------
 // 16 bytes, non-temporal: x is read once and should not push the codes, which the GEMM reads next,
 // out of L2.

@@ -39,9 +39,10 @@ RQ_DEVICE bool sum_over_waves(PartialSums<Tile>& lds, uint32_t wave_n, uint32_t 
 
 // What follows the product where waves may split K.
 template <class Tile>
-RQ_DEVICE void finish_direct(const MoeGemm1Params& p, const ExpertTile& tile, uint32_t wave_n,
-                             uint32_t wave_k, uint32_t lane,
+RQ_DEVICE void finish_direct(const ExpertTile& tile, uint32_t wave_n, uint32_t wave_k,
+                             uint32_t lane,
                              f32x4 (&acc)[Tile::kTokenFrags][Tile::kWeightFrags]) {
+  const MoeGemm1Params& p = arch::late_argument<MoeGemm1Args>().params;
   alignas(16) RQ_SHARED static Activated<Tile> activated;
   bool has_sums = true;
   if constexpr (Tile::kWavesK > 1) {
@@ -71,7 +72,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, 4) void moe_gemm1_direct_kernel(
       wave_n * Tile::kWeightFrags, groups, lane);
   f32x4 acc[Tile::kTokenFrags][Tile::kWeightFrags] = {};
   device::direct_product<Tile::kDepth>(operands, wave_k, steps_of(groups), Tile::kWavesK, acc);
-  finish_direct<Tile>(p, tile, wave_n, wave_k, lane, acc);
+  finish_direct<Tile>(tile, wave_n, wave_k, lane, acc);
 }
 
 // NOTE: two waves on each SIMD: a wave holds two groups of x in float32 beside its weights.
@@ -92,7 +93,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, 2) void moe_gemm1_inline_kernel(
       operands_of(p, tile), weights_of<Tile>(p, tile), wave_n * Tile::kWeightFrags, groups, lane);
   f32x4 acc[1][Tile::kWeightFrags] = {};
   inline_product(tokens, weights, wave_k, steps_of(groups), Tile::kWavesK, acc);
-  finish_direct<Tile>(p, tile, wave_n, wave_k, lane, acc);
+  finish_direct<Tile>(tile, wave_n, wave_k, lane, acc);
 }
 
 // NOTE: two waves on each SIMD, as in hip/gemm_a4w4.
@@ -118,12 +119,13 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, 2) void moe_gemm1_staged_kernel(
   f32x4 acc[Tile::kTokenFrags][Tile::kWeightFrags] = {};
   device::staged_product(operands, 0, steps_of(groups), acc);
 
+  const MoeGemm1Params& late = arch::late_argument<MoeGemm1Args>().params;
   arch::barrier();
-  activate<Tile>(p, tile, wave / Tile::kWavesN * (Tile::kTokenFrags * device::kFragRows),
+  activate<Tile>(late, tile, wave / Tile::kWavesN * (Tile::kTokenFrags * device::kFragRows),
                  wave % Tile::kWavesN * (Tile::kWeightFrags / kUnitFrags), lane, acc,
                  lds.activated);
   arch::barrier();
-  finish<Tile>(p, tile, lds.activated);
+  finish<Tile>(late, tile, lds.activated);
 }
 
 }  // namespace rotquant::hip

@@ -9,6 +9,7 @@
 
 #include "hip/device/direct_operands.h"
 #include "hip/device/quantize.h"
+#include "hip/device/tiles.h"
 #include "hip/moe_gemm1/config.h"
 #include "hip/moe_gemm1/hadamard.h"
 
@@ -36,7 +37,7 @@ RQ_DEVICE void butterfly_across_quarters(f32x2 (&y)[kPairs]) {
 class QuantisedTokens {
  public:
   struct Raw {
-    u32x4 chunks[kStepHalves][4];  // of 8 channels
+    u32x4 chunks[kStepHalves][device::kChunks];
   };
   struct Step {
     u32x4 codes[kStepHalves];
@@ -45,30 +46,34 @@ class QuantisedTokens {
 
   RQ_DEVICE QuantisedTokens(const MoeGemm1Params& p, uint32_t token, uint32_t lane)
       : p_(p),
-        row_(static_cast<const uint16_t*>(p.x.data) + token * p.x.row_stride),
+        row_(static_cast<const uint16_t*>(p.x.data) + token * p.x.row_stride +
+             device::chunk_of(lane) * device::kChunkChannels),
         groups_(static_cast<uint32_t>(p.k / kGroup)),
         lane_group_(device::frag_group(lane)),
         norm_(p.rotation.size),
         bias_(scale_bias(p.scale_mode)) {}
 
+  // Four lanes load a group of their token, then the next one (device/tiles.h says why).
   RQ_DEVICE void load(uint32_t step, Raw& to) const {
     RQ_UNROLL
     for (uint32_t h = 0; h < kStepHalves; ++h) {
       RQ_UNROLL
-      for (uint32_t c = 0; c < 4; ++c)
-        to.chunks[h][c] = arch::load(row_ + readable_group(step, h) * kGroup + c * 8);
+      for (uint32_t j = 0; j < device::kChunks; ++j)
+        to.chunks[h][j] = arch::load(row_ + readable(first_group(step, h) + j) * kGroup);
     }
   }
 
-  RQ_DEVICE Step quantise(uint32_t step, const Raw& raw) const {
-    const int size = p_.rotation.size;
+  RQ_DEVICE Step quantise(uint32_t step, Raw& raw) const {
+    // Opaque, or what follows from it would be kept in registers from step to step.
+    const int size = static_cast<int>(arch::opaque_uniform(p_.rotation.size));
     f32x2 y[kStepHalves][kPairs];
     RQ_UNROLL
     for (uint32_t h = 0; h < kStepHalves; ++h) {
+      device::swap_chunks(raw.chunks[h]);
       unpack(raw.chunks[h], y[h]);
       if (size == 0) continue;
       if (p_.rotation.prescale)
-        prescale_group(p_.rotation.prescale + readable_group(step, h) * kGroup, y[h]);
+        prescale_group(p_.rotation.prescale + readable(own_group(step, h)) * kGroup, y[h]);
       hadamard_in_lane(size, y[h]);
       if (size >= 64) butterfly_across_quarters<16>(y[h]);
       if (size >= 128) butterfly_across_quarters<32>(y[h]);
@@ -86,7 +91,7 @@ class QuantisedTokens {
       norm_(y[h]);
       const auto group = device::quantize_group<ElementFormat::e2m1, false>(
           y[h], bias_, norm_.shift);
-      const bool real = group_of(step, h) < groups_;
+      const bool real = own_group(step, h) < groups_;
       result.codes[h] = real ? group.codes : u32x4{0, 0, 0, 0};
       result.scales |= (real ? group.scale : 0) << (16 * h);
     }
@@ -94,15 +99,17 @@ class QuantisedTokens {
   }
 
  private:
-  RQ_DEVICE uint32_t group_of(uint32_t step, uint32_t h) const {
-    return step * kScaleTileGroups + h * device::kHalfGroups + lane_group_;
+  RQ_DEVICE static uint32_t first_group(uint32_t step, uint32_t h) {
+    return step * kScaleTileGroups + h * device::kHalfGroups;
+  }
+  RQ_DEVICE uint32_t own_group(uint32_t step, uint32_t h) const {
+    return first_group(step, h) + lane_group_;
   }
   // Groups past the end read the last one again, so that no load needs a predicate.
-  RQ_DEVICE uint32_t readable_group(uint32_t step, uint32_t h) const {
-    const uint32_t group = group_of(step, h);
+  RQ_DEVICE uint32_t readable(uint32_t group) const {
     return group < groups_ ? group : groups_ - 1;
   }
-  RQ_DEVICE void unpack(const u32x4 (&chunks)[4], f32x2 (&y)[kPairs]) const {
+  RQ_DEVICE void unpack(const u32x4 (&chunks)[device::kChunks], f32x2 (&y)[kPairs]) const {
     if (p_.x.dtype == DType::bf16) {
       RQ_UNROLL
       for (int i = 0; i < kPairs; ++i) y[i] = arch::unpack_bf16(chunks[i / 4][i % 4]);
@@ -113,7 +120,7 @@ class QuantisedTokens {
   }
 
   const MoeGemm1Params& p_;
-  const uint16_t* row_;  // of this lane's token
+  const uint16_t* row_;  // of this lane's token, from the chunk that it loads
   uint32_t groups_, lane_group_;
   HadamardNorm norm_;
   uint32_t bias_;
