@@ -206,9 +206,7 @@ def with_matrix(problem: Problem, size: int, *, per_block: bool = False) -> Prob
     rng = np.random.default_rng((problem.seed, size, 1))
     count = problem.inter // size if per_block else 1
     matrices = np.linalg.qr(rng.standard_normal((count, size, size)))[0].astype(np.float32)
-    return replace(
-        problem, inter_size=size, inter_matrix=matrices if per_block else matrices[0]
-    )
+    return replace(problem, inter_size=size, inter_matrix=matrices if per_block else matrices[0])
 
 
 def with_prescale(problem: Problem) -> Problem:
@@ -322,7 +320,9 @@ def activated(problem: Problem, exact: F64, bound: F64) -> interval.Values:
     near = np.abs(_sigmoid_argument(problem, gate)) < 3
     value_bound = value_bound + near * gate_bound**2
     value_bound = value_bound + np.abs(value) * _gate_error(problem, gate)
-    error = value_bound * (np.abs(up) + up_bound) + np.abs(value) * (up_bound + np.abs(up) * 2.0**-22)
+    error = value_bound * (np.abs(up) + up_bound) + np.abs(value) * (
+        up_bound + np.abs(up) * 2.0**-22
+    )
     # Where a sigmoid is below the normal range the kernel has 0.
     return interval.Values(value * up, error + np.abs(gate * up) * 2.0**-125)
 
@@ -427,9 +427,7 @@ def run(problem: Problem, config: int | str, **options) -> Output:
     codes = kernels.poisoned((max_rows, p.inter // 2))
     scales = kernels.poisoned((-(-max_rows // 32) * 32, -(-p.inter // 256) * 8))
     inside = p.x is not None
-    x_format, x_fields = (
-        kernels.activation_fields(p.x) if inside else ("Piqqq", (None, 0, 0, 0, 0))
-    )
+    x_format, x_fields = kernels.activation_fields(p.x) if inside else ("Piqqq", (None, 0, 0, 0, 0))
     tiles_n = -(-2 * p.inter // chosen.tile_n)
     sorting = p.sorting._replace(sorted_expert_ids=p.sorting.sorted_expert_ids + p.first_expert)
     w1, w1_scale = given_weights(p)

@@ -55,12 +55,16 @@ RQ_DEVICE void with_gate(const MoeActivation& activation, Body&& body) {
       const float g = limits.gate(gate);
       return g * sigmoid_of_scaled(g * (kSlope + 0.044715f * kSlope * (g * g))) * limits.up(up);
     });
-  } else {
-    const bool swiglu = activation.kind == Activate::swiglu;
-    const float slope = swiglu ? -activation.alpha * kLog2e : -kLog2e;
+  } else if (activation.kind == Activate::swiglu) {
+    const float slope = -activation.alpha * kLog2e;
     body([=](float gate, float up) {
-      const float g = limits.gate(gate), u = limits.up(up);
-      return g * sigmoid_of_scaled(g * slope) * (swiglu ? u + 1.0f : u);
+      const float g = limits.gate(gate);
+      return g * sigmoid_of_scaled(g * slope) * (limits.up(up) + 1.0f);
+    });
+  } else {
+    body([=](float gate, float up) {
+      const float g = limits.gate(gate);
+      return g * sigmoid_of_scaled(g * -kLog2e) * limits.up(up);
     });
   }
 }

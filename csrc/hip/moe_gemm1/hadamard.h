@@ -33,7 +33,7 @@ struct HadamardNorm {
   int shift = 0;
   float factor = 1;
 
-  RQ_DEVICE explicit HadamardNorm(int size) {
+  RQ_DEVICE constexpr explicit HadamardNorm(int size) {
     if (size == 16) shift = Hadamard<16>::kShift;
     if (size == 32) factor = Hadamard<32>::kFactor;
     if (size == 64) shift = Hadamard<64>::kShift;

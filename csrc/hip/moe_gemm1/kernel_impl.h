@@ -92,7 +92,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, 2) void moe_gemm1_inline_kernel(
   const device::DirectWeights<Tile::kWeightFrags> weights(
       operands_of(p, tile), weights_of<Tile>(p, tile), wave_n * Tile::kWeightFrags, groups, lane);
   f32x4 acc[1][Tile::kWeightFrags] = {};
-  inline_product(tokens, weights, wave_k, steps_of(groups), Tile::kWavesK, acc);
+  inline_product(p.rotation.size, tokens, weights, wave_k, steps_of(groups), Tile::kWavesK, acc);
   finish_direct<Tile>(tile, wave_n, wave_k, lane, acc);
 }
 

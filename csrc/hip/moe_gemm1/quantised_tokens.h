@@ -50,7 +50,6 @@ class QuantisedTokens {
              device::chunk_of(lane) * device::kChunkChannels),
         groups_(static_cast<uint32_t>(p.k / kGroup)),
         lane_group_(device::frag_group(lane)),
-        norm_(p.rotation.size),
         bias_(scale_bias(p.scale_mode)) {}
 
   // Four lanes load a group of their token, then the next one (device/tiles.h says why).
@@ -63,34 +62,36 @@ class QuantisedTokens {
     }
   }
 
+  // kSize: of the Hadamard, 0 = none.
+  template <int kSize>
   RQ_DEVICE Step quantise(uint32_t step, Raw& raw) const {
-    // Opaque, or what follows from it would be kept in registers from step to step.
-    const int size = static_cast<int>(arch::opaque_uniform(p_.rotation.size));
     f32x2 y[kStepHalves][kPairs];
     RQ_UNROLL
     for (uint32_t h = 0; h < kStepHalves; ++h) {
       device::swap_chunks(raw.chunks[h]);
       unpack(raw.chunks[h], y[h]);
-      if (size == 0) continue;
-      if (p_.rotation.prescale)
-        prescale_group(p_.rotation.prescale + readable(own_group(step, h)) * kGroup, y[h]);
-      hadamard_in_lane(size, y[h]);
-      if (size >= 64) butterfly_across_quarters<16>(y[h]);
-      if (size >= 128) butterfly_across_quarters<32>(y[h]);
+      if constexpr (kSize > 0) {
+        if (p_.rotation.prescale)
+          prescale_group(p_.rotation.prescale + readable(own_group(step, h)) * kGroup, y[h]);
+        device::fwht<kSize < kGroup ? kSize : kGroup>(y[h], 0);
+      }
+      if constexpr (kSize >= 64) butterfly_across_quarters<16>(y[h]);
+      if constexpr (kSize >= 128) butterfly_across_quarters<32>(y[h]);
     }
-    if (size == 256) {
+    if constexpr (kSize == 256) {
       RQ_UNROLL
       for (int i = 0; i < kPairs; ++i) {
         const f32x2 a = y[0][i], b = y[1][i];
         y[0][i] = a + b, y[1][i] = a - b;
       }
     }
+    const HadamardNorm norm(kSize);
     Step result{{}, 0};
     RQ_UNROLL
     for (uint32_t h = 0; h < kStepHalves; ++h) {
-      norm_(y[h]);
-      const auto group = device::quantize_group<ElementFormat::e2m1, false>(
-          y[h], bias_, norm_.shift);
+      norm(y[h]);
+      const auto group =
+          device::quantize_group<ElementFormat::e2m1, false>(y[h], bias_, norm.shift);
       const bool real = own_group(step, h) < groups_;
       result.codes[h] = real ? group.codes : u32x4{0, 0, 0, 0};
       result.scales |= (real ? group.scale : 0) << (16 * h);
@@ -122,13 +123,12 @@ class QuantisedTokens {
   const MoeGemm1Params& p_;
   const uint16_t* row_;  // of this lane's token, from the chunk that it loads
   uint32_t groups_, lane_group_;
-  HadamardNorm norm_;
-  uint32_t bias_;
+  uint32_t bias_;  // of the scale mode
 };
 
 // acc += steps first, first + stride, ... below end. A step's weights are on their way while its
 // tokens are quantised, and the next step's tokens too.
-template <int kWeights>
+template <int kSize, int kWeights>
 RQ_DEVICE void inline_product(const QuantisedTokens& tokens,
                               const device::DirectWeights<kWeights>& weights, uint32_t first,
                               uint32_t end, uint32_t stride, device::f32x4 (&acc)[1][kWeights]) {
@@ -141,7 +141,7 @@ RQ_DEVICE void inline_product(const QuantisedTokens& tokens,
     RQ_UNROLL
     for (uint32_t h = 0; h < kStepHalves; ++h) weights.load_half(step, h, codes);
     weights.load_scales(step, scales);
-    const auto token = tokens.quantise(step, raw);
+    const auto token = tokens.quantise<kSize>(step, raw);
     tokens.load(step + stride, raw);
     arch::keep_order();  // or the loads end up behind the products
     RQ_UNROLL
@@ -153,6 +153,25 @@ RQ_DEVICE void inline_product(const QuantisedTokens& tokens,
                                                        scales[j.value / 2]);
       });
     });
+  }
+}
+
+// One loop for each size: with their branches inside, a seventh of its instructions would be copies
+// where they meet.
+template <int kWeights>
+RQ_DEVICE void inline_product(int size, const QuantisedTokens& tokens,
+                              const device::DirectWeights<kWeights>& weights, uint32_t first,
+                              uint32_t end, uint32_t stride, device::f32x4 (&acc)[1][kWeights]) {
+  const auto run = [&](auto constant) {
+    inline_product<constant.value>(tokens, weights, first, end, stride, acc);
+  };
+  switch (size) {
+    case 0: return run(device::Index<0>{});
+    case 16: return run(device::Index<16>{});
+    case 32: return run(device::Index<32>{});
+    case 64: return run(device::Index<64>{});
+    case 128: return run(device::Index<128>{});
+    default: return run(device::Index<256>{});
   }
 }
 
