@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Launches moe_gemm1's gfx950 kernels in the emulator, as the host code would; the right results.
 
-Everything that does not exist is poisoned: scales of padding rows and groups (255 is NaN), rows that
-no token fills, the memory around the output.
+Everything that does not exist is poisoned: scales of padding rows and groups (255 is NaN), the
+memory around the output.
 """
 
 from __future__ import annotations
@@ -466,7 +466,8 @@ def run(problem: Problem, config: int | str, **options) -> Output:
 
 
 def check(problem: Problem, output: Output, what: str, *, most_choices: float = 0.02) -> float:
-    """Holds every byte of the output against the oracle; returns the share of places with a choice."""
+    """Holds every byte of the output against the oracle; returns the share of codes and scales that
+    may be either of two."""
     p, rows, groups = problem, problem.rows, problem.inter // GROUP
     scales = output.natural_scales()
     assert (output.codes[rows:] == 0xA5).all(), f"{what}: codes behind the rows in use"

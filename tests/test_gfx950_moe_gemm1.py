@@ -113,16 +113,22 @@ def test_against_the_oracle(name: str, index: int) -> None:
     check(problem, name, f"{activation}, H {problem.hidden}, I {problem.inter}")
 
 
-@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("name", NAMES)
 def test_rotation_of_the_intermediate(name: str) -> None:
     """Hadamard, one matrix, a matrix for each block; every size that the tile holds."""
     config = BY_NAME[name]
     sizes = [size for size in moe.ROTATIONS[1:] if size <= config.tile_n // 2]
     for n, size in enumerate(sizes):
         for kind in range(3):
-            i = n + kind + GIVEN.index(name)
+            i = n + kind + NAMES.index(name)
             problem = moe.make(
-                tokens=4, hidden=32, inter=256, experts=2, block_m=config.block_m, seed=i
+                tokens=4,
+                hidden=32,
+                inter=256,
+                experts=2,
+                block_m=config.block_m,
+                bias=config.kind == "inline",  # its x is small here and there
+                seed=i,
             )
             if kind == 0:
                 problem = replace(problem, inter_size=size, scale_mode=SCALE_MODES[i % 4])
@@ -130,6 +136,8 @@ def test_rotation_of_the_intermediate(name: str) -> None:
                 problem = moe.with_matrix(problem, size, per_block=kind == 2)
             if i % 2:
                 problem = moe.with_prescale(problem)
+            if config.kind == "inline":
+                problem = moe.with_x(problem)
             check(problem, name, f"RS {size}, {('Hadamard', 'matrix', 'matrices')[kind]}")
 
 
@@ -172,9 +180,8 @@ def test_quantised_inside(name: str, dtype: str) -> None:
 
 def test_quantised_inside_with_everything_else() -> None:
     problem = moe.make(tokens=20, hidden=512, inter=256, topk=3, bias=True, apply_weight=True)
-    problem = moe.with_x(replace(problem, limit=2.0, activation="swiglu"), "bf16", 128)
-    for size in moe.ROTATIONS[1:]:
-        check(moe.with_matrix(problem, size), "inline_16x256", f"matrix of {size}")
+    problem = moe.with_x(replace(problem, limit=2.0), "bf16", 128)
+    check(moe.with_matrix(replace(problem, activation="swiglu"), 128), "inline_16x256")
     for activation in moe.ACTIVATIONS:
         rotated = replace(problem, activation=activation, inter_size=64)
         check(rotated, "inline_16x128", f"{activation}, Hadamard of 64")
@@ -402,31 +409,31 @@ CHANGES = {
     "inline_16x64": {
         "the steps of the Hadamard across quarters": (r"v_permlane16_swap", "v_permlane32_swap", 0),
         "the mask of the scales of half a step": (r"0xffff\b", "-1", 0),
-        "groups past the end of K are read": (
-            r"v_bfrev_b32_e32 (v\d+), 1$",
-            r"v_mov_b32_e32 \1, 0",
-            0,
-        ),
         "which token a row has": (r"0xffffff\b", "0xfffffe", 1),
         "the barrier before the sums of waves": (r"s_barrier", "s_nop 0", 1),
         "a wait for loads": (r"s_waitcnt vmcnt\(\d+\)", "s_waitcnt vmcnt(40)", 0),
     },
     "direct_16x64": {
         "a scale byte: row half of the weights": (r"op_sel:\[1,0,0\]", "op_sel:[0,0,0]", 1),
-        "the activation's exponent": (r"0xbfb8aa3b", "0xbfb7aa3b", 0),
+        "groups past the end of K are read": (
+            r"v_bfrev_b32_e32 (v\d+), 1$",
+            r"v_mov_b32_e32 \1, 0",
+            0,
+        ),
+        "the activation's exponent": (r"0xbfb8aa3b", "0xbf80aa3b", 0),
         "a clamp that drops NaN": (
             r"v_minimum3_f32 (v\d+), (\S+), (\S+), (\S+)$",
             r"v_min3_f32 \1, \2, \3, \4",
             0,
         ),
-        "the place of a value in LDS": (r"(v_bitop3_b32 .*) bitop3:0x6c", r"\1 bitop3:0x5c", 1),
-        "a store of scales": (r"global_store_byte", "global_store_short", 1),
+        "the place of a value in LDS": (r"bitop3:0x6c", "bitop3:0x5c", 0),
+        "a store of scales": (r"global_store_byte", "global_store_short", 0),
     },
     "staged_64x128": {
         "a scale byte of tokens": (r"op_sel:\[0,1,0\]", "op_sel:[0,0,0]", 1),
         "a step of the Hadamard": (r"quad_perm:\[1,0,3,2\]", "quad_perm:[0,1,2,3]", 1),
         "which token a row has": (r"0xffffff\b", "0xfffffe", 1),
-        "the wait for loads to LDS": (r"s_waitcnt vmcnt\(0\)", "s_nop 0", 0),
+        "the wait for loads to LDS": (r"s_waitcnt vmcnt\(0\)", "s_waitcnt vmcnt(40)", 0),
         "the last barrier": (r"s_barrier(?![\s\S]*s_barrier)", "s_nop 0", 1),
     },
 }
@@ -447,8 +454,8 @@ def run_all(name: str) -> None:
     problems = [
         moe.make(tokens=5, hidden=288, inter=96, block_m=block_m, bias=True, limit=2.0),
         moe.make(
-            tokens=3, hidden=1088, inter=64, block_m=block_m, apply_weight=True,
-            gate_mode="interleave", inter_size=size,
+            tokens=5 if block_m == 16 else 40, hidden=2624, inter=64, block_m=block_m,
+            apply_weight=True, gate_mode="interleave", inter_size=size,
         ),
         moe.with_matrix(moe.make(tokens=3, hidden=64, inter=64, block_m=block_m), 16),
     ]  # fmt: skip

@@ -37,8 +37,7 @@ class DirectWeights {
           weights.block(first_weight + j) * (kFragRows * static_cast<uint32_t>(in.row_bytes));
     RQ_UNROLL
     for (int j = 0; j < kWeights / 2; ++j)
-      band_[j] =
-          weights.band(first_weight / 2 + j) * static_cast<uint32_t>(band_bytes(in));
+      band_[j] = weights.band(first_weight / 2 + j) * static_cast<uint32_t>(band_bytes(in));
   }
 
   RQ_DEVICE void load_half(uint32_t step, uint32_t h, u32x4 (&to)[kWeights][kStepHalves]) const {

@@ -20,9 +20,9 @@ RQ_DEVICE float sigmoid_of_scaled(float minus_s_log2e) {
 // 0.5 erfc(x) = t Q(t) exp(-x^2), t = 1 / (1 + 0.4 x), with Q fitted at Chebyshev nodes to a
 // relative error below 2^-21 for all x >= 0; the argument of the exponential adds x^2 2^-22.
 RQ_DEVICE float normal_cdf(float g) {
-  constexpr float kHalfQ[] = {0.112837948f,   0.112832315f,  0.103972331f,
-                              0.0838731453f,  0.0722406656f, -0.00598078640f,
-                              0.0882139653f,  -0.0936627537f, 0.0256732423f};
+  constexpr float kHalfQ[] = {0.112837948f,  0.112832315f,   0.103972331f,
+                              0.0838731453f, 0.0722406656f,  -0.00598078640f,
+                              0.0882139653f, -0.0936627537f, 0.0256732423f};
   const float x = __builtin_fabsf(g) * 0.70710678118654752440f;
   const float t = arch::rcp(1.0f + 0.4f * x);
   float q = kHalfQ[8];

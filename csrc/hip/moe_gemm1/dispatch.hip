@@ -8,8 +8,7 @@ namespace {
 
 // Launcher of each configuration, in the table's order.
 constexpr void (*kLaunchers[])(const MoeGemm1Args&, unsigned, hipStream_t) = {
-#define RQ_MOE_DIRECT(kind, name, ...) \
-  launch_moe_gemm1<MoeGemmKind::kind, DirectTile<__VA_ARGS__>>,
+#define RQ_MOE_DIRECT(kind, name, ...) launch_moe_gemm1<MoeGemmKind::kind, DirectTile<__VA_ARGS__>>,
 #define RQ_MOE_STAGED(name, ...) launch_moe_gemm1<MoeGemmKind::staged, StagedTile<__VA_ARGS__>>,
 #include "core/moe_gemm1_configs.def"
 };
@@ -54,8 +53,7 @@ void check_limits(const MoeGemm1Params& p) {
   if (p.scale_mode == ScaleMode::mse) refuse("scale_mode 'mse' has no kernel");
   if (p.a) return;
   if (p.rotation.matrix_bf16)
-    refuse(
-        "a rotation matrix inside the GEMM has no kernel: quantise with moe_rotate_quant first");
+    refuse("a rotation matrix inside the GEMM has no kernel: quantise with moe_rotate_quant first");
   if (p.x.dtype == DType::fp32)
     refuse("expected x in bf16 or fp16, got fp32: quantise with moe_rotate_quant first");
 }

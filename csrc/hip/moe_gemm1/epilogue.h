@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// From gate and up to the quantised intermediate: activation in registers, then through LDS, so that
-// a lane gets a scale group of a token, which it rotates with its neighbours and quantises.
+// From gate and up to the quantised intermediate: activation in registers, then through LDS, so
+// that a lane gets a scale group of a token, which it rotates with its neighbours and quantises.
 #pragma once
 
 #include "hip/device/quantize.h"
@@ -14,9 +14,9 @@ namespace rotquant::hip {
 using device::ExpertTile;
 using device::f32x4;
 
-// The activated values of a workgroup's tile. The 16-byte chunks of a row are permuted, so that both
-// the lanes that write, a row each, and those that read, neighbouring groups of a few rows, find
-// different banks.
+// The activated values of a workgroup's tile. The 16-byte chunks of a row are permuted, so that
+// both the lanes that write, a row each, and those that read, neighbouring groups of a few rows,
+// find different banks.
 template <class Tile>
 struct Activated {
   static constexpr uint32_t kRows = Tile::kTileM, kChannels = Tile::kTileN / 2;
@@ -55,8 +55,8 @@ RQ_DEVICE void activate(const MoeGemm1Params& p, const ExpertTile& tile, uint32_
   if (p.apply_weight) {
     RQ_UNROLL
     for (int i = 0; i < kTokens; ++i) {
-      const float weight =
-          (p.sorting.sorted_weights + tile.row0)[row + static_cast<uint32_t>(i) * device::kFragRows];
+      const float weight = (p.sorting.sorted_weights +
+                            tile.row0)[row + static_cast<uint32_t>(i) * device::kFragRows];
       RQ_UNROLL
       for (int j = 0; j < kWeights; ++j) acc[i][j] *= weight;
     }
@@ -68,8 +68,8 @@ RQ_DEVICE void activate(const MoeGemm1Params& p, const ExpertTile& tile, uint32_
       const uint32_t channel = weights.unit(first_unit + j / kUnitFrags) * kGroup +
                                j % 2 * device::kFragRows + quarter * 4;
       const bool is_up = j / 2 % 2;
-      const f32x4 bias = __builtin_bit_cast(
-          f32x4, arch::load(expert_bias + (is_up ? p.inter : 0) + channel));
+      const f32x4 bias =
+          __builtin_bit_cast(f32x4, arch::load(expert_bias + (is_up ? p.inter : 0) + channel));
       RQ_UNROLL
       for (int i = 0; i < kTokens; ++i) acc[i][j] += bias;
     }
@@ -79,7 +79,8 @@ RQ_DEVICE void activate(const MoeGemm1Params& p, const ExpertTile& tile, uint32_
     for (int i = 0; i < kTokens; ++i) {
       RQ_UNROLL
       for (int j = 0; j < kWeights / 2; ++j) {  // 16 channels
-        const f32x4 &g = acc[i][j / 2 * kUnitFrags + j % 2], &u = acc[i][j / 2 * kUnitFrags + 2 + j % 2];
+        const f32x4 &g = acc[i][j / 2 * kUnitFrags + j % 2],
+                    &u = acc[i][j / 2 * kUnitFrags + 2 + j % 2];
         f32x4 value;
         RQ_UNROLL
         for (int e = 0; e < 4; ++e) value[e] = gate(g[e], u[e]);
@@ -105,21 +106,27 @@ RQ_DEVICE void store_group(const MoeGemm1Params& p, const ExpertTile& tile, Grou
   const int32_t id = (p.sorting.sorted_ids + tile.row0)[place.row];
   const bool real = moe_token(id) < p.sorting.tokens;
   const auto zeros = u32x4{0, 0, 0, 0};
-  arch::store(p.codes + tile.row0 * (p.inter / 2) +
-                  (uint64_t{place.row} * groups + group) * kGroupBytes,
-              real ? result.codes : zeros);
+  arch::store(
+      p.codes + tile.row0 * (p.inter / 2) + (uint64_t{place.row} * groups + group) * kGroupBytes,
+      real ? result.codes : zeros);
   p.scales[scale_offset(tile.row0 + place.row, group, round_up_to(groups, kScaleTileGroups))] =
       static_cast<uint8_t>(real ? result.scale : 0);
 }
 
-// The scale bytes of the groups that pad the intermediate to whole tiles, by who has its last group.
+// The scale bytes of the groups that pad the intermediate to whole tiles, by who has its last
+// group.
 template <class Tile>
 RQ_DEVICE void store_padding(const MoeGemm1Params& p, const ExpertTile& tile, uint32_t thread) {
   const uint32_t groups = static_cast<uint32_t>(p.inter / kGroup);
   if ((tile.n + 1) * Activated<Tile>::kGroups < groups) return;
   const auto padded = static_cast<uint32_t>(round_up_to(groups, kScaleTileGroups));
-  for (uint32_t i = thread; i < Tile::kTileM * (padded - groups); i += Tile::kThreads)
-    p.scales[scale_offset(tile.row0 + i % Tile::kTileM, groups + i / Tile::kTileM, padded)] = 0;
+  constexpr uint32_t kMost = Tile::kTileM * (kScaleTileGroups - 1), kThreads = Tile::kThreads;
+#pragma unroll 1
+  for (uint32_t first = 0; first < kMost; first += kThreads) {
+    const uint32_t row = (first + thread) % Tile::kTileM;
+    const uint32_t group = groups + (first + thread) / Tile::kTileM;
+    if (group < padded) p.scales[scale_offset(tile.row0 + row, group, padded)] = 0;
+  }
 }
 
 // A lane takes a group; the groups of a row are neighbours.
@@ -152,9 +159,9 @@ RQ_DEVICE void finish_by_lane(const MoeGemm1Params& p, const ExpertTile& tile, u
     }
     norm(y);
   }
-  store_group<Tile>(p, tile, place,
-                    device::quantize_group<ElementFormat::e2m1, false>(
-                        y, scale_bias(p.scale_mode), norm.shift));
+  store_group<Tile>(
+      p, tile, place,
+      device::quantize_group<ElementFormat::e2m1, false>(y, scale_bias(p.scale_mode), norm.shift));
 }
 
 // What hip/rotate_matrix/product.h wants to know.
@@ -163,9 +170,9 @@ struct InterMatrix {
   static constexpr int kRotationSize = kSize, kTokenTiles = 1;
 };
 
-// With a matrix a wave takes a panel: four groups of 16 rows, all groups of a row before the next 16
-// rows. Lane l has row l % 16; it loads channels 8 (l / 16) .. + 7 of each group and ends with group
-// l / 16. A panel of a narrow tile may reach beyond it; it repeats the last group then.
+// With a matrix a wave takes a panel: four groups of 16 rows, all groups of a row before the next
+// 16 rows. Lane l has row l % 16; it loads channels 8 (l / 16) .. + 7 of each group and ends with
+// group l / 16. A panel of a narrow tile may reach beyond it; it repeats the last group then.
 template <int kSize, class Tile>
 RQ_DEVICE void finish_by_matrix(const MoeGemm1Params& p, const ExpertTile& tile, uint32_t wave,
                                 uint32_t lane, Activated<Tile>& from) {
@@ -190,9 +197,9 @@ RQ_DEVICE void finish_by_matrix(const MoeGemm1Params& p, const ExpertTile& tile,
     const uint32_t chunk = place.group * Values::kGroupChunks + 2 * quarter;
     const u32x4 raw[2] = {__builtin_bit_cast(u32x4, from.chunk(place.row, chunk)),
                           __builtin_bit_cast(u32x4, from.chunk(place.row, chunk + 1))};
-    const float* prescale = rotation.prescale
-                                ? rotation.prescale + weights.unit(place.group) * kGroup + 8 * quarter
-                                : nullptr;
+    const float* prescale =
+        rotation.prescale ? rotation.prescale + weights.unit(place.group) * kGroup + 8 * quarter
+                          : nullptr;
     tokens[0][g] = to_bf16<DType::fp32>(raw, prescale);
   }
   Sums<InterMatrix<kSize>> sums;
@@ -215,9 +222,9 @@ RQ_DEVICE void finish_by_matrix(const MoeGemm1Params& p, const ExpertTile& tile,
   f32x2 y[kPairs];
   own_group<kSize>(sums.tile[0], y);
   if (wave * kPanelGroups + quarter < kAll)
-    store_group<Tile>(p, tile, place_of(quarter),
-                      device::quantize_group<ElementFormat::e2m1, false>(
-                          y, scale_bias(p.scale_mode), 0));
+    store_group<Tile>(
+        p, tile, place_of(quarter),
+        device::quantize_group<ElementFormat::e2m1, false>(y, scale_bias(p.scale_mode), 0));
 }
 
 // The whole workgroup, after a barrier.

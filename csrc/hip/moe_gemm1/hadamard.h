@@ -28,17 +28,19 @@ RQ_DEVICE void hadamard_in_lane(int size, f32x2 (&y)[kPairs]) {
   if (size >= 32) device::butterfly_in_lane<16>(y);
 }
 
-// 1 / sqrt(size): a power of two goes into the scale exponent, anything else is multiplied in.
+// 1 / sqrt(size), as core/hadamard.h has it for one size: a power of two goes into the scale's
+// exponent, anything else is multiplied in. Size 0: none.
 struct HadamardNorm {
   int shift = 0;
   float factor = 1;
 
-  RQ_DEVICE constexpr explicit HadamardNorm(int size) {
-    if (size == 16) shift = Hadamard<16>::kShift;
-    if (size == 32) factor = Hadamard<32>::kFactor;
-    if (size == 64) shift = Hadamard<64>::kShift;
-    if (size == 128) factor = Hadamard<128>::kFactor;
-    if (size == 256) shift = Hadamard<256>::kShift;
+  RQ_DEVICE explicit HadamardNorm(int size) {
+    if (size == 0) return;
+    const int log2 = __builtin_ctz(size);
+    if (log2 % 2 == 0)
+      shift = log2 / 2;
+    else
+      factor = 0.70710678118654752440f * exp2_int(-(log2 / 2));
   }
   RQ_DEVICE void operator()(f32x2 (&y)[kPairs]) const {
     if (factor == 1) return;

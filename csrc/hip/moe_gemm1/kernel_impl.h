@@ -40,8 +40,7 @@ RQ_DEVICE bool sum_over_waves(PartialSums<Tile>& lds, uint32_t wave_n, uint32_t 
 // What follows the product where waves may split K.
 template <class Tile>
 RQ_DEVICE void finish_direct(const ExpertTile& tile, uint32_t wave_n, uint32_t wave_k,
-                             uint32_t lane,
-                             f32x4 (&acc)[Tile::kTokenFrags][Tile::kWeightFrags]) {
+                             uint32_t lane, f32x4 (&acc)[Tile::kTokenFrags][Tile::kWeightFrags]) {
   const MoeGemm1Params& p = arch::late_argument<MoeGemm1Args>().params;
   alignas(16) RQ_SHARED static Activated<Tile> activated;
   bool has_sums = true;
@@ -57,8 +56,8 @@ RQ_DEVICE void finish_direct(const ExpertTile& tile, uint32_t wave_n, uint32_t w
 
 // NOTE: at least 4 waves on each SIMD: what hides the latency here is loads in flight.
 template <class Tile>
-RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, 4) void moe_gemm1_direct_kernel(
-    const MoeGemm1Args args) {
+RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
+                           4) void moe_gemm1_direct_kernel(const MoeGemm1Args args) {
   const MoeGemm1Params& p = args.params;
   const ExpertTile tile = device::expert_tile_of(p.sorting, args.tiles_n);
   if (!tile.any) return;
@@ -77,8 +76,8 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, 4) void moe_gemm1_direct_kernel(
 
 // NOTE: two waves on each SIMD: a wave holds two groups of x in float32 beside its weights.
 template <class Tile>
-RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, 2) void moe_gemm1_inline_kernel(
-    const MoeGemm1Args args) {
+RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
+                           2) void moe_gemm1_inline_kernel(const MoeGemm1Args args) {
   static_assert(Tile::kTokenFrags == 1 && Tile::kDepth == 1);
   const MoeGemm1Params& p = args.params;
   const ExpertTile tile = device::expert_tile_of(p.sorting, args.tiles_n);
@@ -98,8 +97,8 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, 2) void moe_gemm1_inline_kernel(
 
 // NOTE: two waves on each SIMD, as in hip/gemm_a4w4.
 template <class Tile>
-RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads, 2) void moe_gemm1_staged_kernel(
-    const MoeGemm1Args args) {
+RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
+                           2) void moe_gemm1_staged_kernel(const MoeGemm1Args args) {
   using Staged =
       device::StagedOperands<Tile::kTokenFrags, Tile::kWeightFrags, Tile::kWavesM, Tile::kWavesN>;
   union Lds {

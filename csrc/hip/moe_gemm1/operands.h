@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where the operands of the GEMM over gate and up are: tokens gathered by route, weights in units of
-// 32 channels of the intermediate.
+// Where the operands of the GEMM over gate and up are: tokens gathered by route, weights in units
+// of 32 channels of the intermediate.
 #pragma once
 
 #include "hip/device/expert_tile.h"
@@ -21,10 +21,10 @@ struct GatherRows {
   }
 };
 
-// Fragments 4u .. 4u + 3 of a tile belong to its unit u; past the expert's last unit that one again.
-// In memory gate and up are either one behind the other or alternate fragment by fragment. The
-// fragments of a unit are gate, gate, up, up or gate, up, gate, up accordingly: two neighbours share
-// a band of scales.
+// Fragments 4u .. 4u + 3 of a tile belong to its unit u; past the expert's last unit that one
+// again. In memory gate and up are either one behind the other or alternate fragment by fragment.
+// The fragments of a unit are gate, gate, up, up or gate, up, gate, up accordingly: two neighbours
+// share a band of scales.
 struct GateUpWeights {
   static constexpr int64_t first = 0;
   uint32_t first_unit, units;  // of the tile; of the expert
@@ -63,8 +63,9 @@ RQ_DEVICE device::TokenScales token_scales_of(const device::ExpertTile& tile) {
 RQ_DEVICE device::Operands operands_of(const MoeGemm1Params& p, const device::ExpertTile& tile) {
   const int64_t row_bytes = p.k / 2, padded_groups = round_up_to(p.k / kGroup, kScaleTileGroups);
   const int64_t first_row = 2 * p.inter * tile.expert;
-  return {p.a,       p.w1 + first_row * row_bytes, p.a_scales, p.w1_scale + first_row * padded_groups,
-          row_bytes, padded_groups};
+  return {p.a,        p.w1 + first_row * row_bytes,
+          p.a_scales, p.w1_scale + first_row * padded_groups,
+          row_bytes,  padded_groups};
 }
 
 RQ_DEVICE uint32_t steps_of(uint32_t groups) {

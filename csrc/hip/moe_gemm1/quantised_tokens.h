@@ -18,9 +18,9 @@ namespace rotquant::hip {
 using arch::u32x4;
 using device::kStepHalves;
 
-// One step of h across the wave's quarters: kLaneBit apart, the lower lane gets the sum and the upper
-// one the difference. Two registers at a time: after the swap one lane has both values of the first
-// and its partner both of the second.
+// One step of h across the wave's quarters: kLaneBit apart, the lower lane gets the sum and the
+// upper one the difference. Two registers at a time: after the swap one lane has both values of the
+// first and its partner both of the second.
 template <int kLaneBit>
 RQ_DEVICE void butterfly_across_quarters(f32x2 (&y)[kPairs]) {
   RQ_UNROLL
@@ -73,7 +73,7 @@ class QuantisedTokens {
       if constexpr (kSize > 0) {
         if (p_.rotation.prescale)
           prescale_group(p_.rotation.prescale + readable(own_group(step, h)) * kGroup, y[h]);
-        device::fwht<kSize < kGroup ? kSize : kGroup>(y[h], 0);
+        device::fwht < kSize<kGroup ? kSize : kGroup>(y[h], 0);
       }
       if constexpr (kSize >= 64) butterfly_across_quarters<16>(y[h]);
       if constexpr (kSize >= 128) butterfly_across_quarters<32>(y[h]);
