@@ -171,6 +171,8 @@ def make(
     **options,
 ) -> Problem:
     """Random codes; scales such that gate and up are a few units in size."""
+    if topk_ids is not None:
+        tokens, topk = topk_ids.shape
     rng = np.random.default_rng((seed, tokens, hidden, inter, experts, topk))
     if topk_ids is None:
         order = rng.permuted(np.tile(np.arange(experts, dtype=np.int32), (tokens, 1)), axis=1)
@@ -196,9 +198,7 @@ def make(
     a, a_scales = operand(tokens)
     w1, w1_scale = operand(experts, 2 * inter)
     values = rng.standard_normal((experts, 2 * inter)).astype(np.float32) if bias else None
-    return Problem(
-        sorting, topk_ids.shape[1], block_m, a, a_scales, w1, w1_scale, values, seed=seed, **options
-    )
+    return Problem(sorting, topk, block_m, a, a_scales, w1, w1_scale, values, seed=seed, **options)
 
 
 def with_matrix(problem: Problem, size: int, *, per_block: bool = False) -> Problem:

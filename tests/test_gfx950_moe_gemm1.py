@@ -369,6 +369,30 @@ def test_counts(capsys) -> None:
         print("\n" + "\n".join(lines))
 
 
+def test_counts_of_the_main_loop(capsys) -> None:
+    """Two runs that differ by 1024 of K differ by four steps: matrix instructions take 4 issue
+    slots of 4 clocks, everything else 1."""
+    lines = []
+    for name, least in (("staged_128x256", 0.7), ("staged_64x256", 0.55), ("direct_32x256", 0.5)):
+        block_m = BY_NAME[name].block_m
+        ids = np.zeros((block_m, 1), np.int32)
+        short, long = (
+            run(moe.make(topk_ids=ids, experts=1, hidden=k, inter=128, block_m=block_m), name).stats
+            for k in (1024, 2048)
+        )
+        mfma = 4 * (long.classes["mfma"] - short.classes["mfma"])
+        other = long.instructions - short.instructions - mfma // 4
+        rest = 2 * short.instructions - long.instructions  # but for the matrix instructions
+        share = mfma / (mfma + other)
+        lines.append(
+            f"{name}: {share:.1%} of the main loop's issue slots are matrix instructions;"
+            f" {rest / short.waves:.0f} instructions of a wave around it"
+        )
+        assert share >= least, lines[-1]
+    with capsys.disabled():
+        print("\n" + "\n".join(lines))
+
+
 # --- the code objects -----------------------------------------------------------------------------
 
 #: Least waves per SIMD by registers, and why not 4.

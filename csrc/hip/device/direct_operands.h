@@ -17,6 +17,7 @@ struct StepOperands {
   uint32_t weight_scales[kWeights / 2];
 };
 
+// The weights alone; a GEMM that makes its tokens itself has these with another kind of token.
 template <int kWeights>
 class DirectWeights {
  public:

@@ -73,7 +73,8 @@ class QuantisedTokens {
       if constexpr (kSize > 0) {
         if (p_.rotation.prescale)
           prescale_group(p_.rotation.prescale + readable(own_group(step, h)) * kGroup, y[h]);
-        device::fwht < kSize<kGroup ? kSize : kGroup>(y[h], 0);
+        constexpr int kInLane = kSize < kGroup ? kSize : kGroup;
+        device::fwht<kInLane>(y[h], 0);
       }
       if constexpr (kSize >= 64) butterfly_across_quarters<16>(y[h]);
       if constexpr (kSize >= 128) butterfly_across_quarters<32>(y[h]);
