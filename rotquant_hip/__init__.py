@@ -9,12 +9,28 @@ from rotquant_hip._loader import load_extension
 
 BUILD_INFO = load_extension()
 
-from rotquant_hip import fake  # noqa: E402, F401  (registers the fake kernels)
+from rotquant_hip import dispatch, fake, fake_moe  # noqa: E402, F401  (register the fakes)
 from rotquant_hip.modules import (  # noqa: E402
     QuantizedActivation,
     RotQuantLinear,
     share_input,
 )
+from rotquant_hip.moe import (  # noqa: E402
+    MoeSorting,
+    fused_moe,
+    moe_gemm1,
+    moe_gemm1_configs,
+    moe_gemm2,
+    moe_gemm2_atomic_,
+    moe_gemm2_configs,
+    moe_gemm2_mxfp4,
+    moe_reduce,
+    moe_rotate_quant,
+    moe_sort,
+    moe_sort_scales,
+    moe_sort_zero_,
+)
+from rotquant_hip.moe_layer import RotQuantMoE, route  # noqa: E402
 from rotquant_hip.ops import (  # noqa: E402
     GATE_MODES,
     GROUP,
@@ -37,17 +53,33 @@ __all__ = [
     "BUILD_INFO",
     "GATE_MODES",
     "GROUP",
+    "MoeSorting",
     "QuantizedActivation",
     "ROTATION_SIZES",
     "RotQuantLinear",
+    "RotQuantMoE",
     "SCALE_MODES",
     "__version__",
     "dequant",
+    "dispatch",
+    "fused_moe",
     "gemm_a4w4",
     "gemm_configs",
+    "moe_gemm1",
+    "moe_gemm1_configs",
+    "moe_gemm2",
+    "moe_gemm2_atomic_",
+    "moe_gemm2_configs",
+    "moe_gemm2_mxfp4",
+    "moe_reduce",
+    "moe_rotate_quant",
+    "moe_sort",
+    "moe_sort_scales",
+    "moe_sort_zero_",
     "quant",
     "rotate",
     "rotate_quant",
+    "route",
     "share_input",
     "shuffle_scales",
     "shuffle_weight",

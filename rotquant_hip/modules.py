@@ -18,13 +18,24 @@ can be captured in a graph and compiled with ``fullgraph=True``.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rotquant_hip._weights import (
+    ROTATION_KINDS,
+    PackedModule,
+    RotationKind,
+    as_prescale,
+    check_one_of,
+    check_orthogonal,
+    quantise_weight,
+    rotation_of,
+    round_up,
+)
 from rotquant_hip.ops import (
     GROUP,
     ROTATION_SIZES,
@@ -37,12 +48,8 @@ from rotquant_hip.ops import (
     shuffle_weight,
 )
 
-RotationKind = Literal["none", "hadamard", "matrix", "matrices"]
-ROTATION_KINDS = ("none", "hadamard", "matrix", "matrices")
-
 _ROW_BLOCK = 16  # weight rows that the GEMM reads together
 _FORMAT_VERSION = 1
-_FORMAT = "input_format"  # key in the state_dict
 
 
 class InputRecipe(NamedTuple):
@@ -63,7 +70,7 @@ class QuantizedActivation(NamedTuple):
     recipe: InputRecipe
 
 
-class RotQuantLinear(nn.Module):
+class RotQuantLinear(PackedModule):
     """``y = x @ W.T + bias`` with x rotated and both operands in MXFP4 ("a4w4").
 
     R is orthogonal, so that ``x @ W.T == (x * s) @ R @ ((W / s) @ R).T``; rotating spreads outliers
@@ -89,6 +96,9 @@ class RotQuantLinear(nn.Module):
         bias: float32 [N], or None.
     """
 
+    _format_key = "input_format"
+    _format_fields = "version, rotation, bits of its size, scale mode"
+
     weight_codes: Tensor
     weight_scales: Tensor
     rotation: Tensor | None
@@ -108,14 +118,14 @@ class RotQuantLinear(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        _check_one_of(rotation, "rotation", ROTATION_KINDS)
-        _check_one_of(scale_mode, "scale_mode", SCALE_MODES)
+        check_one_of(rotation, "rotation", ROTATION_KINDS)
+        check_one_of(scale_mode, "scale_mode", SCALE_MODES)
         if in_features % GROUP:
             raise ValueError(f"in_features: expected a multiple of {GROUP}, got {in_features}")
         if rotation == "none":
             rotation_size = 0
         else:
-            _check_one_of(rotation_size, "rotation_size", ROTATION_SIZES)
+            check_one_of(rotation_size, "rotation_size", ROTATION_SIZES)
             if in_features % rotation_size:
                 fitting = [size for size in ROTATION_SIZES if in_features % size == 0]
                 raise ValueError(
@@ -130,9 +140,9 @@ class RotQuantLinear(nn.Module):
             values = torch.zeros(shape, dtype=dtype, device=device) if present else None
             self.register_buffer(name, values)
 
-        rows, rs, groups = _round_up(out_features, _ROW_BLOCK), rotation_size, in_features // GROUP
+        rows, rs, groups = round_up(out_features, _ROW_BLOCK), rotation_size, in_features // GROUP
         buffer("weight_codes", True, torch.uint8, rows, in_features // 2)
-        buffer("weight_scales", True, torch.uint8, _round_up(rows, 256), _round_up(groups, 8))
+        buffer("weight_scales", True, torch.uint8, round_up(rows, 256), round_up(groups, 8))
         blocks = (in_features // rs,) if rotation == "matrices" else ()
         buffer("rotation", rotation.startswith("matri"), torch.bfloat16, *blocks, rs, rs)
         buffer("prescale", prescale, torch.float32, in_features)
@@ -167,7 +177,7 @@ class RotQuantLinear(nn.Module):
         """
         weight = linear.weight.detach().float()
         rows, k = weight.shape
-        kind, size, matrix = _rotation_of(rotation, rotation_size, k, weight.device)
+        kind, size, matrix = rotation_of(rotation, rotation_size, k, weight.device)
         layer = cls(
             k,
             rows,
@@ -178,18 +188,12 @@ class RotQuantLinear(nn.Module):
             scale_mode=scale_mode,
             device="meta",
         )
-        _check_one_of(weight_scale_mode, "weight_scale_mode", SCALE_MODES)
+        check_one_of(weight_scale_mode, "weight_scale_mode", SCALE_MODES)
         if prescale is not None:
-            prescale = _as_prescale(prescale, k, weight.device)
-            weight = weight / prescale
+            prescale = as_prescale(prescale, k, weight.device)
         if matrix is not None:
-            _check_orthogonal(matrix)
-            each = matrix.float().expand(k // size, size, size)
-            weight = torch.einsum("nbi,bij->nbj", weight.view(rows, -1, size), each).flatten(1)
-        if kind == "hadamard":
-            codes, scales = rotate_quant(weight, rotation_size=size, scale_mode=weight_scale_mode)
-        else:
-            codes, scales = quant(weight, scale_mode=weight_scale_mode)
+            check_orthogonal(matrix)
+        codes, scales = quantise_weight(weight, kind, size, matrix, prescale, weight_scale_mode)
         layer._fill(codes, scales, matrix, prescale, linear.bias)
         return layer
 
@@ -232,7 +236,7 @@ class RotQuantLinear(nn.Module):
             )
         if bias is not None and bias.shape != (rows,):
             raise ValueError(f"bias: expected [{rows}], got {bias.shape}")
-        kind, size, matrix = _rotation_of(input_rotation, rotation_size, k, codes.device)
+        kind, size, matrix = rotation_of(input_rotation, rotation_size, k, codes.device)
         layer = cls(
             k,
             rows,
@@ -244,7 +248,7 @@ class RotQuantLinear(nn.Module):
             device="meta",
         )
         if input_prescale is not None:
-            input_prescale = _as_prescale(input_prescale, k, codes.device)
+            input_prescale = as_prescale(input_prescale, k, codes.device)
         layer._fill(codes.view(torch.uint8), scales.view(torch.uint8), matrix, input_prescale, bias)
         return layer
 
@@ -314,52 +318,10 @@ class RotQuantLinear(nn.Module):
             f"scale_mode={scale_mode}"
         )
 
-    # --- moving and saving ------------------------------------------------------------------------
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotQuantLinear:
-        """As in nn.Module, but a change of dtype does not reach the buffers."""
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is not None and new is not None and new.dtype != old.dtype:
-                self._buffers[name] = old.to(new.device)
-        return self
-
-    def _format(self) -> list[int]:
-        """What the buffers' shapes do not say, for the state_dict."""
+    def _format(self) -> list[float]:
         recipe = self.recipe
         kind, mode = ROTATION_KINDS.index(recipe.rotation), SCALE_MODES.index(recipe.scale_mode)
         return [_FORMAT_VERSION, kind, recipe.rotation_size.bit_length(), mode]
-
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + _FORMAT] = torch.tensor(self._format(), dtype=torch.uint8)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        key = prefix + _FORMAT
-        found = state_dict.pop(key, None)
-        if found is None:
-            missing_keys.append(key)
-        elif found.tolist() != self._format():
-            error_msgs.append(
-                f"{key}: expected {self._format()} (version, rotation, bits of its size, scale "
-                f"mode) of {self.recipe}, got {found.tolist()}"
-            )
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
 
 
 def share_input(layers: Sequence[RotQuantLinear]) -> None:
@@ -427,65 +389,3 @@ class _LastInput(NamedTuple):
     def serves(self, layer: RotQuantLinear, x: Tensor, capturing: bool) -> bool:
         same = self.x() is x and self.version == x._version and self.capturing == capturing
         return same and id(layer) not in self.served
-
-
-# --- arguments ------------------------------------------------------------------------------------
-
-
-def _round_up(count: int, unit: int) -> int:
-    return -(-count // unit) * unit
-
-
-def _check_one_of(value: object, name: str, known: Sequence[object]) -> None:
-    if value not in known:
-        raise ValueError(f"{name}: expected one of {tuple(known)}, got {value!r}")
-
-
-def _rotation_of(
-    rotation: Tensor | str | None, size: int, k: int, device: torch.device
-) -> tuple[RotationKind, int, Tensor | None]:
-    """Kind, size and bf16 matrix of a `rotation` argument."""
-    if rotation is None or rotation == "none":
-        return "none", 0, None
-    if isinstance(rotation, str):
-        _check_one_of(rotation, "rotation", ("hadamard", "none"))
-        return "hadamard", size, None
-    shape, size = tuple(rotation.shape), rotation.shape[-1]
-    if shape not in ((size, size), (k // max(size, 1), size, size)):
-        raise ValueError(f"rotation: expected [RS, RS] or [{k} / RS, RS, RS], got {shape}")
-    if rotation.dtype == torch.bool:
-        rotation = rotation.float() * 2 - 1
-    elif not rotation.is_floating_point():
-        rotation = rotation.float()
-    else:
-        matrix = rotation.detach().to(device, torch.bfloat16).contiguous()
-        return ("matrix" if rotation.dim() == 2 else "matrices"), size, matrix.clone()
-    if rotation.dim() == 2 and torch.equal(rotation.cpu(), _sylvester(size)):
-        return "hadamard", size, None
-    matrix = (rotation * size**-0.5).to(device, torch.bfloat16).contiguous()
-    return ("matrix" if rotation.dim() == 2 else "matrices"), size, matrix
-
-
-def _sylvester(size: int) -> Tensor:
-    """The Hadamard matrix of +-1 that the ops use, float32; size a power of two, or it is empty."""
-    matrix = torch.ones(1, 1)
-    while len(matrix) < size:
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
-    return matrix
-
-
-def _as_prescale(prescale: Tensor, k: int, device: torch.device) -> Tensor:
-    if prescale.shape != (k,):
-        raise ValueError(f"prescale: expected [{k}], got {tuple(prescale.shape)}")
-    return prescale.detach().to(device, torch.float32).clone()
-
-
-def _check_orthogonal(matrix: Tensor) -> None:
-    """R R^T = 1 to what rounding to bf16 leaves of it."""
-    r = matrix.float()
-    error = (r @ r.mT - torch.eye(r.shape[-1], device=r.device)).abs().max().item()
-    if not error < 0.05:
-        raise ValueError(
-            f"rotation: expected an orthogonal matrix, got one with |R R^T - 1| up to {error:.3g}; "
-            "rotate and quantise the weight yourself and use from_quantized"
-        )

@@ -28,8 +28,8 @@ PLAN_CODE = (
     "  p.x.rows = rows, p.x.k = k, p.sorting.max_rows = max_rows;\n"
     "  const MoeRotateQuantArgs args = plan_moe_rotate_quant(p, 64);\n"
     "  *out = args.plan;\n  return args.padding_rows;\n}\n"
-    'extern "C" int plan_matrix_(int dtype_, int size_, int tiles_, int waves_, long k, long rows,\n'
-    "                            long max_rows, RotateMatrixPlan* out) {\n"
+    'extern "C" int plan_by_matrix(int dtype_, int size_, int tiles_, int waves_, long k,\n'
+    "                              long rows, long max_rows, RotateMatrixPlan* out) {\n"
     "  MoeRotateQuantParams p{};\n"
     "  p.x.rows = rows, p.x.k = k, p.sorting.max_rows = max_rows;\n"
     "#define RQ_MATRIX(dtype, size, tiles, waves, from_tokens) \\\n"
@@ -59,7 +59,7 @@ def plan_matrix(
     plan = matrix_kernels.Plan()
     numbers = (kernels.DTYPES.index(config.dtype), config.size, config.tiles, config.waves)
     sizes = (ctypes.c_long(k), ctypes.c_long(rows), ctypes.c_long(max_rows))
-    return plan, _plan_library().plan_matrix_(*numbers, *sizes, ctypes.byref(plan))
+    return plan, _plan_library().plan_by_matrix(*numbers, *sizes, ctypes.byref(plan))
 
 
 def scales_shape(sorting: Sorting, groups: int) -> tuple[int, int]:
@@ -76,7 +76,7 @@ def _sorting_fields(sorting: Sorting, tokens: int, topk: int) -> tuple[str, tupl
 
 @dataclass
 class Launch:
-    """The arguments that a launch of either kernel begins with, and its outputs, not yet written."""
+    """The arguments that a launch of either kernel begins with, and its outputs."""
 
     fmt: str
     values: tuple
@@ -84,17 +84,27 @@ class Launch:
     scales: NDArray[np.uint8]
 
 
-def _launch(x: NDArray, sorting: Sorting, topk: int, rotation: tuple, scale_mode: str, via_bf16):
+def _launch(
+    x: NDArray,
+    sorting: Sorting,
+    topk: int,
+    rotation: tuple,
+    scale_mode: str,
+    via_bf16: bool,
+    scales: NDArray | None = None,
+) -> Launch:
     tokens, k = x.shape
     codes = kernels.poisoned((tokens, k // 2))
-    scales = kernels.poisoned(scales_shape(sorting, k // 32))
+    target = scales
+    if scales is None:
+        scales = kernels.poisoned(scales_shape(sorting, k // 32))
+        target = emu.Uninitialized(scales) if scales.size else None
     fmt, activation = kernels.activation_fields(x)
     sorting_fmt, sorting_values = _sorting_fields(sorting, tokens, topk)
-    outputs = (emu.Uninitialized(codes), emu.Uninitialized(scales) if scales.size else None)
     values = (*activation, *rotation, 4, SCALE_MODES.index(scale_mode), via_bf16)
     return Launch(
         fmt + "iPqPP" + "ii?" + sorting_fmt + "PP",
-        (*values, *sorting_values, *outputs),
+        (*values, *sorting_values, emu.Uninitialized(codes), target),
         codes,
         scales,
     )
@@ -110,14 +120,16 @@ def rotate_quant(
     bf16_intermediate: bool = False,
     prescale: NDArray | None = None,
     max_grid: tuple[int, int, int] | None = None,
+    scales: NDArray | None = None,
     **options,
 ) -> tuple[NDArray, NDArray, emu.Stats]:
     """moe_rotate_quant of [tokens, K]; returns codes, sorted scales and the counts.
 
     max_grid: at most so many workgroups along the groups, the rows and the padding's rows.
+    scales: the output, if not a new one in which every byte counts as unwritten.
     """
     rotation = (rotation_size, None, 0, prescale, None)
-    launch = _launch(x, sorting, topk, rotation, scale_mode, bf16_intermediate)
+    launch = _launch(x, sorting, topk, rotation, scale_mode, bf16_intermediate, scales)
     plan, padding = plan_tiles(x.shape[1], x.shape[0], sorting.sorted_ids.size)
     if max_grid:
         plan.grid_groups = min(plan.grid_groups, max_grid[0])

@@ -122,17 +122,17 @@ def test_every_matrix_instance(config: Config) -> None:
 def test_a_matrix_where_sums_are_exact(config: Config) -> None:
     """Small integers times halves: no order of the sums and no numpy can differ."""
     rng = np.random.default_rng(1)
-    k = max(3 * 32, config.size)
-    x = reference.float32_to_bf16(rng.integers(-8, 9, (19, k)).astype(np.float32))
-    if config.dtype != "bf16":
-        dtype = np.float16 if config.dtype == "fp16" else np.float32
-        x = reference.bf16_to_float32(x).astype(dtype)
+    step = max(32, config.size)
+    k = -(-96 // step) * step
+    values = rng.integers(-8, 9, (19, k)).astype(np.float32)
+    x = {"bf16": reference.float32_to_bf16, "fp16": np.float16, "fp32": np.float32}[config.dtype](
+        values
+    )
     matrix = rng.integers(-2, 3, (config.size, config.size)).astype(np.float32) / 2
     prescale = np.exp2(rng.integers(-2, 3, k)).astype(np.float32)
-    k_values = reference.bf16_to_float32(x) if config.dtype == "bf16" else x.astype(np.float32)
     sorting = random_sorting(19, 3, 4, 16)
     for options in ({}, {"prescale": prescale}, {"scale_mode": "even"}):
-        natural = reference.rotate_quant(k_values, matrix, **options)
+        natural = reference.rotate_quant(values, matrix, **options)
         check_matrix(config, x, sorting, 3, matrix, natural=natural, **options)
 
 
@@ -140,7 +140,7 @@ def test_a_matrix_where_sums_are_exact(config: Config) -> None:
 def test_every_number_of_tokens_and_slots(block_m: int) -> None:
     (config,) = (c for c in BF16 if c.size == 32)
     matrix = np.random.default_rng(2).standard_normal((32, 32)).astype(np.float32)
-    for tokens in (1, 2, 8, 15, 16, 17, 31, 32, 33, 65):
+    for tokens in (1, 8, 15, 17, 32, 33, 65):
         topk = 1 + tokens * 5 % 16
         x = difficult("bf16", tokens, 352)
         for experts in (3, 40):
@@ -218,19 +218,20 @@ def test_sort_scales(by_route: bool) -> None:
         assert_bytes_equal(out, want, f"{groups} groups, by route {by_route}")
 
 
-# B23: offsets past 2^32, in x, codes and scales. No other pages are touched.
+# B23: offsets past 2^32. No other pages are touched.
 def test_b23_scales_beyond_4_gib() -> None:
     groups, max_rows = 4096, (1 << 20) + 64
     assert max_rows * groups > 1 << 32
     row = max_rows - 20
     ids = np.full(max_rows, 1 << 24 | 1, np.int32)
     ids[row] = 0
-    sorting = Sorting(ids, None, None, np.array([max_rows, 1]), np.array([row], np.int32))
-    sorting = sorting._replace(num_valid=sorting.num_valid.astype(np.int32))
+    valid, reverse = (np.array(values, np.int32) for values in ([max_rows, 1], [row]))
+    sorting = Sorting(ids, None, None, valid, reverse)
     x = difficult("bf16", 1, groups * 32)
     _, natural = expected(x, 64)
-    launch = {"max_grid": (1 << 20, 1, 0), "fresh": False, "count": False}
-    _, scales, _ = moe.rotate_quant(x, sorting, 1, 64, **launch)
+    scales = np.zeros((max_rows, groups), np.uint8)
+    launch = {"max_grid": (1 << 20, 1, 0), "scales": scales, "count": False}
+    moe.rotate_quant(x, sorting, 1, 64, **launch)
     offsets = layouts.scale_offset(row, np.arange(groups), groups)
     assert offsets.min() > 1 << 32
     assert_bytes_equal(scales.reshape(-1)[offsets], natural[0], "scales at the end")
@@ -304,7 +305,11 @@ def test_no_scratch_and_no_spills() -> None:
 
 CHANGES = {
     "the padding beside a route": (r"global_store_short", "global_store_byte", 0),
-    "a slot of another lane": (r"ds_bpermute_b32 (v\d+), (v\d+), (v\d+) offset:4$", r"v_mov_b32 \1, \3", 1),
+    "a slot of another lane": (
+        r"ds_bpermute_b32 (v\d+), (v\d+), (v\d+) offset:4$",
+        r"v_mov_b32 \1, \3",
+        1,
+    ),
     "the wait for the exchange": (r"s_waitcnt lgkmcnt\(\d+\)\n(\tv_cmp)", r"s_nop 0\n\1", 0),
     "padding that is no zero": (r"(global_store_dword) (v\S+), v\d+,", r"\1 \2, v0,", 0),
 }
@@ -341,4 +346,5 @@ def test_every_instruction_was_executed() -> None:
     """Runs last: each mnemonic in the code objects has been executed by a test above."""
     for stem in STEMS:
         missing = kernels.load(stem).mnemonics() - executed[stem]
-        assert missing <= {"s_code_end"}, f"{stem}: never executed: {sorted(missing)}"
+        # Fillers behind s_endpgm.
+        assert missing <= {"s_code_end", "s_nop"}, f"{stem}: never executed: {sorted(missing)}"

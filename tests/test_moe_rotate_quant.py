@@ -13,8 +13,15 @@ from compare import assert_bytes_equal
 from hypothesis import given
 from hypothesis import strategies as st
 from moe_scales import random_sorting, sorted_scales, sortings
-from strategies import dtypes, float_arrays, prescales, rotation_sizes, rotations, scale_modes
-from strategies import to_float32
+from strategies import (
+    dtypes,
+    float_arrays,
+    prescales,
+    rotation_sizes,
+    rotations,
+    scale_modes,
+    to_float32,
+)
 from tensors import PLACEMENTS, place, poisoned_allocations, runs_cpu_code, to_array, to_tensor
 from torch import Tensor
 
@@ -183,9 +190,7 @@ def test_b06_b55_padding_is_written(device, kind):
         ids[...] = 3
     options = {"num_local_experts": 0} if kind == "no local expert" else {}
     weights = np.ones((tokens, topk), np.float32)
-    sorting = reference_moe.moe_sort(
-        ids, weights, num_experts=experts, block_m=16, **options
-    )
+    sorting = reference_moe.moe_sort(ids, weights, num_experts=experts, block_m=16, **options)
     assert sorting.sorted_ids.size == (0 if options else 16 * 4 + 16 * (2 // 16))
     x = to_tensor(random(1, tokens, 288), device)
     for size in (0, 32):

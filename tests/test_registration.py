@@ -52,7 +52,8 @@ def test_the_package_has_every_public_op():
         for schema in torch._C._jit_get_all_schemas()
         if schema.name.startswith("rotquant_hip::")
     }
-    assert {name for name in registered if not name.startswith("_")} == set(NAMES)
+    public = {name for name in registered if not name.startswith("_")}
+    assert {name for name in public if "moe" not in name} == set(NAMES)  # see test_moe_registration
     assert set(NAMES) <= set(rq.__all__)
 
 

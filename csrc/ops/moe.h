@@ -23,6 +23,17 @@ std::tuple<at::Tensor, at::Tensor> moe_rotate_quant(
     std::optional<int64_t> rotation_size, const OptionalTensor& prescale,
     std::string_view scale_mode, bool bf16_intermediate);
 
+// Of moe_gemm1 what can be checked before there is a sorting, x [M, H]; the intermediate's rotation
+// size.
+int64_t check_moe_gemm1_options(const at::Tensor& x, int64_t inter, std::string_view activation,
+                                std::optional<double> limit, double alpha,
+                                std::string_view gate_mode, const OptionalTensor& rotation,
+                                std::optional<int64_t> rotation_size,
+                                const OptionalTensor& prescale,
+                                const OptionalTensor& inter_rotation,
+                                std::optional<int64_t> inter_rotation_size,
+                                const OptionalTensor& inter_prescale, std::string_view scale_mode);
+
 std::tuple<at::Tensor, at::Tensor> moe_gemm1(
     const at::Tensor& a, const at::Tensor& w1, const at::Tensor& w1_scale,
     const at::Tensor& sorted_ids, const at::Tensor& sorted_weights,
@@ -40,11 +51,13 @@ at::Tensor moe_gemm2(const at::Tensor& a, const at::Tensor& a_scales, const at::
                      int64_t tokens, int64_t topk, const OptionalTensor& bias,
                      at::ScalarType out_dtype, int64_t config);
 
-std::tuple<at::Tensor, at::Tensor> moe_gemm2_mxfp4(
-    const at::Tensor& a, const at::Tensor& a_scales, const at::Tensor& w2,
-    const at::Tensor& w2_scale, const at::Tensor& sorted_ids, const at::Tensor& sorted_expert_ids,
-    const at::Tensor& num_valid, int64_t tokens, int64_t topk, const OptionalTensor& bias,
-    int64_t config);
+std::tuple<at::Tensor, at::Tensor> moe_gemm2_mxfp4(const at::Tensor& a, const at::Tensor& a_scales,
+                                                   const at::Tensor& w2, const at::Tensor& w2_scale,
+                                                   const at::Tensor& sorted_ids,
+                                                   const at::Tensor& sorted_expert_ids,
+                                                   const at::Tensor& num_valid, int64_t tokens,
+                                                   int64_t topk, const OptionalTensor& bias,
+                                                   int64_t config);
 
 void moe_gemm2_atomic_(const at::Tensor& out, const at::Tensor& a, const at::Tensor& a_scales,
                        const at::Tensor& w2, const at::Tensor& w2_scale,

@@ -189,10 +189,10 @@ struct CheckedRotation {
   Rotation params{};
 };
 
-CheckedRotation check_rotation(const RotationNames& names, int64_t k, const OptionalTensor& matrix,
-                               std::optional<int64_t> size_in, const OptionalTensor& prescale,
-                               const at::Tensor& a) {
-  CheckedRotation checked;
+// Its size, 0 for none; `a` only says the device.
+int64_t check_rotation_size(const RotationNames& names, int64_t k, const OptionalTensor& matrix,
+                            std::optional<int64_t> size_in, const OptionalTensor& prescale,
+                            const at::Tensor& a) {
   if (matrix) {
     check_device(*matrix, names.matrix, a);
     RQ_CHECK(matrix->is_floating_point(), names.matrix, "a floating-point dtype",
@@ -206,7 +206,7 @@ CheckedRotation check_rotation(const RotationNames& names, int64_t k, const Opti
   const int64_t size = matrix ? matrix->size(-1) : size_in.value_or(64);
   RQ_CHECK(size != 0 || !prescale, names.prescale,
            c10::str("None without a rotation (", names.size, " 0)"), "a tensor");
-  if (size == 0 && !matrix) return checked;
+  if (size == 0 && !matrix) return 0;
   const bool known =
       size <= names.largest && for_rotation_size(static_cast<int>(size), []<int>() {});
   RQ_CHECK(known, names.size, c10::str("0 or a power of two from 16 to ", names.largest), size);
@@ -214,6 +214,21 @@ CheckedRotation check_rotation(const RotationNames& names, int64_t k, const Opti
   RQ_CHECK(!matrix || matrix->dim() == 2 || matrix->size(0) == k / size, names.matrix,
            c10::str("one matrix, or ", k / size, " (channels / RS) of them"), "shape ",
            matrix->sizes());
+  if (prescale) {
+    check_device(*prescale, names.prescale, a);
+    RQ_CHECK(prescale->is_floating_point(), names.prescale, "a floating-point dtype",
+             prescale->scalar_type());
+    RQ_CHECK(prescale->dim() == 1 && prescale->size(0) == k, names.prescale,
+             c10::str("shape [", k, "]"), "shape ", prescale->sizes());
+  }
+  return size;
+}
+
+CheckedRotation check_rotation(const RotationNames& names, int64_t k, const OptionalTensor& matrix,
+                               std::optional<int64_t> size_in, const OptionalTensor& prescale,
+                               const at::Tensor& a) {
+  CheckedRotation checked;
+  const int64_t size = check_rotation_size(names, k, matrix, size_in, prescale, a);
   checked.params.size = static_cast<int>(size);
   if (matrix) {
     checked.params.matrix_stride = matrix->dim() == 3 ? size * size : 0;
@@ -227,15 +242,18 @@ CheckedRotation check_rotation(const RotationNames& names, int64_t k, const Opti
     }
   }
   if (prescale) {
-    check_device(*prescale, names.prescale, a);
-    RQ_CHECK(prescale->is_floating_point(), names.prescale, "a floating-point dtype",
-             prescale->scalar_type());
-    RQ_CHECK(prescale->dim() == 1 && prescale->size(0) == k, names.prescale,
-             c10::str("shape [", k, "]"), "shape ", prescale->sizes());
     checked.prescale = prescale->to(at::kFloat).contiguous();
     checked.params.prescale = checked.prescale.const_data_ptr<float>();
   }
   return checked;
+}
+
+ScaleMode check_scale_mode(std::string_view name) {
+  const ScaleMode mode = scale_mode_of(name);
+  TORCH_CHECK(mode != ScaleMode::mse,
+              "scale_mode: expected 'round_up', 'floor', 'even' or 'ceil', which the GEMM can do, "
+              "got 'mse'");
+  return mode;
 }
 
 // CPU: the codes and sorted scales of x, which the GPU makes inside its kernel.
@@ -264,6 +282,23 @@ std::tuple<at::Tensor, at::Tensor> quantised(const MoeGemm1Params& p, const at::
 }
 
 }  // namespace
+
+int64_t check_moe_gemm1_options(const at::Tensor& x, int64_t inter, std::string_view activation,
+                                std::optional<double> limit, double alpha,
+                                std::string_view gate_mode, const OptionalTensor& rotation,
+                                std::optional<int64_t> rotation_size,
+                                const OptionalTensor& prescale,
+                                const OptionalTensor& inter_rotation,
+                                std::optional<int64_t> inter_rotation_size,
+                                const OptionalTensor& inter_prescale,
+                                std::string_view scale_mode) {
+  check_activation(activation, limit, alpha);
+  interleaved(gate_mode);
+  check_scale_mode(scale_mode);
+  check_rotation_size(kOfTokens, x.size(1), rotation, rotation_size, prescale, x);
+  return check_rotation_size(kOfIntermediate, inter, inter_rotation, inter_rotation_size,
+                             inter_prescale, x);
+}
 
 std::tuple<at::Tensor, at::Tensor> moe_gemm1(
     const at::Tensor& a_in, const at::Tensor& w1_in, const at::Tensor& w1_scale_in,
@@ -330,10 +365,7 @@ std::tuple<at::Tensor, at::Tensor> moe_gemm1(
   const CheckedRotation inter_rotation = check_rotation(kOfIntermediate, p.inter, inter_rotation_in,
                                                         inter_rotation_size, inter_prescale, a);
   p.inter_rotation = inter_rotation.params;
-  p.scale_mode = scale_mode_of(scale_mode);
-  TORCH_CHECK(p.scale_mode != ScaleMode::mse,
-              "scale_mode: expected 'round_up', 'floor', 'even' or 'ceil', which the GEMM can do, "
-              "got 'mse'");
+  p.scale_mode = check_scale_mode(scale_mode);
 
   if (max_rows > 0) {
     const auto fits = [&](const MoeGemmConfig& c) {

@@ -102,8 +102,7 @@ std::tuple<at::Tensor, at::Tensor> moe_rotate_quant(
       check_rotation(x, rotation, rotation_size, prescale, RotationSizes::any_or_none);
   const at::Tensor reverse = sorting_part(reverse_sorted, "reverse_sorted", "[M * topk]", x);
   const int64_t topk = tokens == 0 ? 1 : reverse.numel() / tokens;
-  RQ_CHECK(reverse.numel() == (tokens == 0 ? 0 : tokens * topk) && topk >= 1 &&
-               topk <= kMoeMaxTopk,
+  RQ_CHECK(reverse.numel() == (tokens == 0 ? 0 : tokens * topk) && topk >= 1 && topk <= kMoeMaxTopk,
            "reverse_sorted",
            c10::str("M * topk rows for the ", tokens, " rows of x, topk 1 to ", kMoeMaxTopk),
            "shape ", reverse_sorted.sizes());

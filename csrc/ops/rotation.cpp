@@ -6,8 +6,8 @@
 namespace rotquant::ops {
 
 CheckedRotation check_rotation(const at::Tensor& x, const OptionalTensor& rotation,
-                               std::optional<int64_t> rotation_size,
-                               const OptionalTensor& prescale, RotationSizes sizes) {
+                               std::optional<int64_t> rotation_size, const OptionalTensor& prescale,
+                               RotationSizes sizes) {
   const int64_t k = x.size(-1);
   if (rotation) {
     const at::Tensor& r = *rotation;

@@ -18,8 +18,7 @@ enum class RotationSizes { any, any_or_none };  // none: rotation_size 0, no rot
 
 // The rotation of the channels of x. rotation_size None is the matrix's, or else 64.
 CheckedRotation check_rotation(const at::Tensor& x, const OptionalTensor& rotation,
-                               std::optional<int64_t> rotation_size,
-                               const OptionalTensor& prescale,
+                               std::optional<int64_t> rotation_size, const OptionalTensor& prescale,
                                RotationSizes sizes = RotationSizes::any);
 
 }  // namespace rotquant::ops

@@ -16,10 +16,8 @@ struct MoeRotateMatrixArgs {
 template <class Config>
 inline MoeRotateMatrixArgs plan_moe_rotate_matrix(const MoeRotateQuantParams& p) {
   constexpr int64_t kTileChannels = kScaleTileGroups * kGroup;
-  const RotateMatrixPlan plan =
-      plan_matrix<Config>(round_up_to(p.x.k, kTileChannels), p.x.rows);
-  return {p, plan,
-          padding_grid_rows(p.sorting.max_rows, plan.grid_strips, Config::kThreads / 64)};
+  const RotateMatrixPlan plan = plan_matrix<Config>(round_up_to(p.x.k, kTileChannels), p.x.rows);
+  return {p, plan, padding_grid_rows(p.sorting.max_rows, plan.grid_strips, Config::kThreads / 64)};
 }
 
 }  // namespace rotquant::hip

@@ -17,10 +17,10 @@ void launch_moe_rotate_matrix(const MoeRotateMatrixArgs& args, hipStream_t strea
 }  // namespace rotquant::hip
 #endif
 
-#define RQ_INSTANTIATE(...)                                                             \
-  template RQ_GLOBAL void rotquant::hip::moe_rotate_matrix_kernel<__VA_ARGS__>(         \
-      const rotquant::hip::MoeRotateMatrixArgs);                                        \
-  RQ_HOST_LAUNCHER(template void rotquant::hip::launch_moe_rotate_matrix<__VA_ARGS__>(  \
+#define RQ_INSTANTIATE(...)                                                            \
+  template RQ_GLOBAL void rotquant::hip::moe_rotate_matrix_kernel<__VA_ARGS__>(        \
+      const rotquant::hip::MoeRotateMatrixArgs);                                       \
+  RQ_HOST_LAUNCHER(template void rotquant::hip::launch_moe_rotate_matrix<__VA_ARGS__>( \
                        const rotquant::hip::MoeRotateMatrixArgs&, hipStream_t);)
 
 #define RQ_CONFIG(dtype, size, tiles, waves) \

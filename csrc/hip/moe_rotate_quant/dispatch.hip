@@ -15,14 +15,14 @@ void moe_rotate_quant(const MoeRotateQuantParams& params, hipStream_t stream) {
   const MoeRotateQuantArgs args = plan_moe_rotate_quant(params, current_wave_size());
   const bool mse = params.scale_mode == ScaleMode::mse;
 
-#define RQ_ROTATION(dtype_, size_)                                                                \
-  if (x.dtype == DType::dtype_ && params.rotation.size == size_) {                                \
-    return mse ? launch_moe_rotate_quant<                                                         \
-                     RotateQuantConfig<DType::dtype_, size_, ElementFormat::e2m1, true>>(         \
-                     args, stream)                                                                \
-               : launch_moe_rotate_quant<                                                         \
-                     RotateQuantConfig<DType::dtype_, size_, ElementFormat::e2m1, false>>(        \
-                     args, stream);                                                               \
+#define RQ_ROTATION(dtype_, size_)                                                                 \
+  if (x.dtype == DType::dtype_ && params.rotation.size == size_) {                                 \
+    return mse ? launch_moe_rotate_quant<                                                          \
+                     RotateQuantConfig<DType::dtype_, size_, ElementFormat::e2m1, true>>(args,     \
+                                                                                         stream)   \
+               : launch_moe_rotate_quant<                                                          \
+                     RotateQuantConfig<DType::dtype_, size_, ElementFormat::e2m1, false>>(args,    \
+                                                                                          stream); \
   }
 #define RQ_QUANT(dtype_) RQ_ROTATION(dtype_, 0)
 #include "hip/rotate_quant/configs.def"

@@ -17,15 +17,15 @@ void launch_moe_rotate_quant(const MoeRotateQuantArgs& args, hipStream_t stream)
 }  // namespace rotquant::hip
 #endif
 
-#define RQ_INSTANTIATE(...)                                                                       \
-  template RQ_GLOBAL void rotquant::hip::moe_rotate_quant_kernel<__VA_ARGS__>(                    \
-      const rotquant::hip::MoeRotateQuantArgs);                                                   \
-  RQ_HOST_LAUNCHER(template void rotquant::hip::launch_moe_rotate_quant<__VA_ARGS__>(             \
+#define RQ_INSTANTIATE(...)                                                           \
+  template RQ_GLOBAL void rotquant::hip::moe_rotate_quant_kernel<__VA_ARGS__>(        \
+      const rotquant::hip::MoeRotateQuantArgs);                                       \
+  RQ_HOST_LAUNCHER(template void rotquant::hip::launch_moe_rotate_quant<__VA_ARGS__>( \
                        const rotquant::hip::MoeRotateQuantArgs&, hipStream_t);)
 
-#define RQ_INSTANTIATE_QUANT(dtype, size)                                                        \
-  RQ_INSTANTIATE(rotquant::hip::RotateQuantConfig<rotquant::DType::dtype, size,                  \
-                                                  rotquant::ElementFormat::e2m1, false>)         \
-  RQ_INSTANTIATE(rotquant::hip::RotateQuantConfig<rotquant::DType::dtype, size,                  \
+#define RQ_INSTANTIATE_QUANT(dtype, size)                                                \
+  RQ_INSTANTIATE(rotquant::hip::RotateQuantConfig<rotquant::DType::dtype, size,          \
+                                                  rotquant::ElementFormat::e2m1, false>) \
+  RQ_INSTANTIATE(rotquant::hip::RotateQuantConfig<rotquant::DType::dtype, size,          \
                                                   rotquant::ElementFormat::e2m1, true>)
 #define RQ_INSTANTIATE_ROTATE(dtype, size)

@@ -70,7 +70,7 @@ struct SortedScales {
 template <class Sharers>
 class TokenRows {
   static constexpr uint32_t kRegisters = kMoeMaxTopk / Sharers::kCount;
-  static constexpr uint32_t kNone = ~0u;
+  static constexpr uint32_t kNone = ~0u, kOneByte = 16;
   uint32_t rows_[kRegisters];  // row << 1 | (the dword's other row is padding), or kNone
 
  public:
@@ -112,19 +112,30 @@ class TokenRows {
     RQ_UNROLL
     for (uint32_t i = 0; i < kRegisters; ++i) {
       if (i * Sharers::kCount >= topk) break;
-      uint32_t found[Sharers::kCount];  // all exchanges before the first store
-      RQ_UNROLL
-      for (uint32_t rank = 0; rank < Sharers::kCount; ++rank)
-        found[rank] = arch::from_lane(rows_[i], Sharers::lane_of(lane, rank));
+      // What does not depend on the group is worked out by the one lane that has the slot.
+      const uint32_t row = rows_[i] >> 1, half = row / 16 % 2;
+      const bool alone = rows_[i] & 1;
+      const uint64_t cell =
+          uint64_t{row / 32} * scales.band_bytes() + row % 16 * 4 + (alone ? 0 : half);
+      const uint32_t low = static_cast<uint32_t>(cell);
+      const uint32_t high = rows_[i] == kNone ? kNone : static_cast<uint32_t>(cell >> 32);
+      const uint32_t shift = alone ? half * 8 : kOneByte;
+      uint32_t lows[Sharers::kCount], highs[Sharers::kCount], shifts[Sharers::kCount];
       RQ_UNROLL
       for (uint32_t rank = 0; rank < Sharers::kCount; ++rank) {
-        if (found[rank] >= end) continue;
-        const uint32_t row = found[rank] >> 1, half = row / 16 % 2;
-        uint8_t* cell = column + uint64_t{row / 32} * scales.band_bytes() + row % 16 * 4;
-        if (found[rank] & 1)
-          *reinterpret_cast<uint16_t*>(cell) = static_cast<uint16_t>(byte << (8 * half));
+        const uint32_t source = Sharers::lane_of(lane, rank);
+        lows[rank] = arch::from_lane(low, source);
+        highs[rank] = arch::from_lane(high, source);
+        shifts[rank] = arch::from_lane(shift, source);
+      }
+      RQ_UNROLL
+      for (uint32_t rank = 0; rank < Sharers::kCount; ++rank) {
+        if (highs[rank] >= end) continue;
+        uint8_t* at = column + (uint64_t{highs[rank]} << 32 | lows[rank]);
+        if (shifts[rank] == kOneByte)
+          *at = static_cast<uint8_t>(byte);
         else
-          cell[half] = static_cast<uint8_t>(byte);
+          *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(byte << shifts[rank]);
       }
     }
   }
@@ -140,7 +151,8 @@ RQ_DEVICE void clear_padding(const SortedScales& scales, uint32_t first_row, uin
   const uint32_t thread = arch::thread_index(), lane = thread % arch::kWaveSize;
   const uint32_t wave = arch::uniform((workgroup * threads + thread) / arch::kWaveSize);
   const uint32_t waves = grid_rows * columns * (threads / arch::kWaveSize);
-  const uint32_t bands = static_cast<uint32_t>(moe_scale_rows(scales.max_rows) / kScaleTileRows);
+  const uint32_t bands =
+      static_cast<uint32_t>(round_up_to(scales.max_rows, kScaleTileRows) / kScaleTileRows);
   const uint32_t tiles = scales.padded_groups / kScaleTileGroups;
   for (uint32_t band = wave; band < bands; band += waves) {
     // Rows in use are whole blocks of at least 16.

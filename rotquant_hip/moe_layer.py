@@ -1,0 +1,510 @@
+# SPDX-License-Identifier: MIT
+"""A mixture-of-experts layer in MXFP4, with rotated inputs and intermediates."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rotquant_hip._weights import (
+    ROTATION_KINDS,
+    PackedModule,
+    RotationKind,
+    as_prescale,
+    check_one_of,
+    check_orthogonal,
+    quantise_weight,
+    rotation_of,
+    round_up,
+)
+from rotquant_hip.dispatch import ACTIVATIONS
+from rotquant_hip.moe import Activation, fused_moe
+from rotquant_hip.ops import (
+    GATE_MODES,
+    GROUP,
+    ROTATION_SIZES,
+    SCALE_MODES,
+    GateMode,
+    ScaleMode,
+    shuffle_scales,
+    shuffle_weight,
+)
+
+GateRows = Literal["separated", "alternating"]
+GATE_ROWS = ("separated", "alternating")
+MOE_SCALE_MODES = ("round_up", "floor", "even", "ceil")
+
+_FORMAT_VERSION = 1
+_Rotation = Tensor | Literal["hadamard", "none"] | None
+
+
+class _Rotated(NamedTuple):
+    """A rotation argument, understood."""
+
+    kind: RotationKind
+    size: int  # 0 without rotation
+    matrix: Tensor | None
+    prescale: Tensor | None
+
+
+class RotQuantMoE(PackedModule):
+    """``fused_moe`` with its weights: x is rotated, and so may be what lies between the GEMMs.
+
+    Rotations are orthogonal and folded into the weights, w1 along the hidden size and w2 along the
+    inner one, so that nothing changes but what MXFP4 loses. Make a layer with ``from_weights`` or
+    ``from_quantized``; the constructor makes an empty one (all zeros) for ``load_state_dict``.
+
+    Args:
+        num_experts: E, in this layer, shared ones (the last) among them.
+        hidden: H, a multiple of 32.
+        inter: I, a multiple of 32: any width that a shard has.
+        bias: whether there are w1_bias and w2_bias.
+        activation: "silu", "swiglu", "gelu" or "gelu_tanh"; see ``moe_gemm1``, also for
+        limit: of gate and up, and
+        alpha: of swiglu.
+        rotation: of x: "none", "hadamard", "matrix" or "matrices", see ``RotQuantLinear``.
+        rotation_size: one of 16, 32, 64, 128, 256 that divides H.
+        prescale: whether x is multiplied by a factor per channel before it is rotated.
+        inter_rotation: of the intermediate, likewise, with
+        inter_rotation_size: up to 128 and a divisor of I, and
+        inter_prescale.
+        scale_mode: of x and of the intermediate; not "mse".
+        gate_mode: how w1 is stored, see ``shuffle_weight``.
+        num_shared_experts: that every token goes to besides its own.
+        shared_weight: of those routes.
+        apply_weight_on_input: see ``fused_moe``.
+        all_experts: routed experts of all ranks, which makes room for an ``expert_mask``.
+        deterministic: see ``fused_moe``.
+        fp4_intermediate: see ``fused_moe``.
+        device: where the buffers are; "meta" works.
+
+    Buffers, all saved; none changes its dtype in ``.to(dtype)`` or ``.half()``:
+        w1: uint8 [E, 2I, H / 2] and w2: uint8 [E, H, I / 2], shuffled.
+        w1_scale, w2_scale: uint8, shuffled.
+        w1_bias: float32 [E, 2I], gate rows first, and w2_bias: float32 [E, H], or None.
+        rotation, inter_rotation: bf16 matrices, or None.
+        prescale, inter_prescale: float32, or None.
+        expert_mask: int32 [all_experts], or None.
+    """
+
+    _format_key = "moe_format"
+    _format_fields = (
+        "version, rotation and bits of its size, the same of the intermediate, scale mode, gate "
+        "mode, activation, shared experts, weight on input, limit, alpha, shared weight"
+    )
+
+    w1: Tensor
+    w1_scale: Tensor
+    w2: Tensor
+    w2_scale: Tensor
+    w1_bias: Tensor | None
+    w2_bias: Tensor | None
+    rotation: Tensor | None
+    prescale: Tensor | None
+    inter_rotation: Tensor | None
+    inter_prescale: Tensor | None
+    expert_mask: Tensor | None
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden: int,
+        inter: int,
+        bias: bool = False,
+        *,
+        activation: Activation = "silu",
+        limit: float | None = None,
+        alpha: float = 1.702,
+        rotation: RotationKind = "hadamard",
+        rotation_size: int = 64,
+        prescale: bool = False,
+        inter_rotation: RotationKind = "none",
+        inter_rotation_size: int = 64,
+        inter_prescale: bool = False,
+        scale_mode: ScaleMode = "round_up",
+        gate_mode: GateMode = "separated",
+        num_shared_experts: int = 0,
+        shared_weight: float = 1.0,
+        apply_weight_on_input: bool = False,
+        all_experts: int | None = None,
+        deterministic: bool = False,
+        fp4_intermediate: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        check_one_of(activation, "activation", ACTIVATIONS)
+        check_one_of(scale_mode, "scale_mode", MOE_SCALE_MODES)
+        check_one_of(gate_mode, "gate_mode", GATE_MODES)
+        if activation == "swiglu" and limit is None:
+            raise ValueError("limit: expected a number for swiglu (gpt-oss has 7.0), got None")
+        if not 0 <= num_shared_experts <= num_experts:
+            raise ValueError(
+                f"num_shared_experts: expected 0 to {num_experts}, got {num_shared_experts}"
+            )
+        # B11: said when the layer is made, not when it first runs.
+        for name, size in (("hidden", hidden), ("inter", inter)):
+            if size < 1 or size % GROUP:
+                raise ValueError(f"{name}: expected a multiple of {GROUP}, got {size}")
+        self.num_experts, self.hidden, self.inter = num_experts, hidden, inter
+        self.activation, self.limit, self.alpha = activation, limit, alpha
+        for name, kind, scaled in (
+            ("prescale", rotation, prescale),
+            ("inter_prescale", inter_rotation, inter_prescale),
+        ):
+            if scaled and kind == "none":
+                raise ValueError(f"{name}: expected none without a rotation, got one")
+        self.rotation_kind = rotation
+        self.rotation_size = _checked_size("rotation", rotation, rotation_size, hidden, 256)
+        self.inter_rotation_kind = inter_rotation
+        self.inter_rotation_size = _checked_size(
+            "inter_rotation", inter_rotation, inter_rotation_size, inter, 128
+        )
+        self.scale_mode, self.gate_mode = scale_mode, gate_mode
+        self.num_shared_experts, self.shared_weight = num_shared_experts, shared_weight
+        self.apply_weight_on_input = apply_weight_on_input
+        self.deterministic, self.fp4_intermediate = deterministic, fp4_intermediate
+
+        def buffer(name: str, present: bool, dtype: torch.dtype, *shape: int) -> None:
+            values = torch.zeros(shape, dtype=dtype, device=device) if present else None
+            self.register_buffer(name, values)
+
+        def matrices(name: str, kind: RotationKind, size: int, channels: int) -> None:
+            blocks = (channels // size,) if kind == "matrices" else ()
+            buffer(name, kind.startswith("matri"), torch.bfloat16, *blocks, size, size)
+
+        for name, rows, k in (("w1", 2 * inter, hidden), ("w2", hidden, inter)):
+            groups = round_up(k // GROUP, 8)
+            buffer(name, True, torch.uint8, num_experts, rows, k // 2)
+            interleaved = name == "w1" and gate_mode == "interleave"
+            lines = (num_experts, rows) if interleaved else (round_up(num_experts * rows, 256),)
+            buffer(f"{name}_scale", True, torch.uint8, *lines, groups)
+            buffer(f"{name}_bias", bias, torch.float32, num_experts, rows)
+        matrices("rotation", rotation, self.rotation_size, hidden)
+        buffer("prescale", prescale, torch.float32, hidden)
+        matrices("inter_rotation", inter_rotation, self.inter_rotation_size, inter)
+        buffer("inter_prescale", inter_prescale, torch.float32, inter)
+        buffer("expert_mask", all_experts is not None, torch.int32, all_experts or 0)
+
+    @classmethod
+    @torch.no_grad()
+    def from_weights(
+        cls,
+        w1: Tensor,
+        w2: Tensor,
+        *,
+        w1_bias: Tensor | None = None,
+        w2_bias: Tensor | None = None,
+        gate_rows: GateRows = "separated",
+        rotation: _Rotation = "hadamard",
+        rotation_size: int = 64,
+        prescale: Tensor | None = None,
+        inter_rotation: _Rotation = None,
+        inter_rotation_size: int = 64,
+        inter_prescale: Tensor | None = None,
+        expert_mask: Tensor | None = None,
+        weight_scale_mode: ScaleMode = "mse",
+        **options: Any,
+    ) -> RotQuantMoE:
+        """Rotate and quantise weights; expert by expert, so that little more than they is needed.
+
+        Args:
+            w1: [E, 2I, H], any floating dtype.
+            w2: [E, H, I].
+            w1_bias: [E, 2I]; ``w2_bias``: [E, H].
+            gate_rows: how gate and up rows lie in w1 and w1_bias: ``separated``, gate rows first;
+                or ``alternating``, gate in even rows and up in odd ones, as gpt-oss has them.
+            rotation: "hadamard", None or "none", or an orthogonal matrix [RS, RS] or
+                [H / RS, RS, RS], rounded to bf16 first.
+            rotation_size: RS; a matrix brings its own.
+            prescale: s [H]; x * s goes into the rotation and w1 / s into the weights.
+            inter_rotation: the same of the intermediate, RS up to 128, with w2.
+            inter_rotation_size: see there.
+            inter_prescale: [I].
+            expert_mask: [routed experts of all ranks], see ``fused_moe``.
+            weight_scale_mode: of the weights.
+            options: of the constructor.
+
+        Raises:
+            ValueError: the shapes, sizes and matrices do not fit.
+        """
+        check_one_of(weight_scale_mode, "weight_scale_mode", SCALE_MODES)
+        layer, rotated, inter_rotated = cls._made(
+            w1,
+            w2,
+            w1.shape[-1],
+            w2.shape[-1],
+            (rotation, rotation_size, prescale),
+            (inter_rotation, inter_rotation_size, inter_prescale),
+            expert_mask,
+            w1_bias is not None,
+            options,
+        )
+        for each in (rotated, inter_rotated):
+            if each.matrix is not None:
+                check_orthogonal(each.matrix)
+
+        def quantise(weight: Tensor, r: _Rotated) -> tuple[Tensor, Tensor]:
+            return quantise_weight(
+                weight.detach().float(), r.kind, r.size, r.matrix, r.prescale, weight_scale_mode
+            )
+
+        layer._fill(
+            (quantise(_separated(w, gate_rows), rotated) for w in w1),
+            (quantise(w, inter_rotated) for w in w2),
+        )
+        layer._fill_biases(w1_bias, w2_bias, gate_rows)
+        return layer
+
+    @classmethod
+    @torch.no_grad()
+    def from_quantized(
+        cls,
+        w1: Tensor,
+        w1_scale: Tensor,
+        w2: Tensor,
+        w2_scale: Tensor,
+        *,
+        w1_bias: Tensor | None = None,
+        w2_bias: Tensor | None = None,
+        gate_rows: GateRows = "separated",
+        input_rotation: _Rotation = None,
+        rotation_size: int = 64,
+        input_prescale: Tensor | None = None,
+        inter_rotation: _Rotation = None,
+        inter_rotation_size: int = 64,
+        inter_prescale: Tensor | None = None,
+        expert_mask: Tensor | None = None,
+        **options: Any,
+    ) -> RotQuantMoE:
+        """A layer from weights that are rotated and quantised already, as in a checkpoint.
+
+        Args:
+            w1: codes [E, 2I, H / 2], and ``w1_scale`` [E, 2I, H / 32]: neither shuffled nor padded.
+            w2: codes [E, H, I / 2], and ``w2_scale`` [E, H, I / 32].
+            input_rotation: what x is to be multiplied with, see ``RotQuantLinear.from_quantized``;
+                likewise ``inter_rotation`` for the intermediate.
+            input_prescale: [H], multiplied in before; likewise ``inter_prescale`` [I].
+            options: as in ``from_weights``, as are the others.
+
+        Raises:
+            ValueError: the shapes do not fit, or scales are in another order (B19).
+        """
+        for name, codes, scales in (("w1_scale", w1, w1_scale), ("w2_scale", w2, w2_scale)):
+            natural = (*codes.shape[:-1], codes.shape[-1] * 2 // GROUP)
+            if scales.shape != natural:
+                raise ValueError(
+                    f"{name}: expected {natural} in natural order, got {tuple(scales.shape)}"
+                )
+        layer, _, _ = cls._made(
+            w1,
+            w2,
+            w1.shape[-1] * 2,
+            w2.shape[-1] * 2,
+            (input_rotation, rotation_size, input_prescale),
+            (inter_rotation, inter_rotation_size, inter_prescale),
+            expert_mask,
+            w1_bias is not None,
+            options,
+        )
+
+        def natural_bytes(t: Tensor) -> Tensor:
+            return t.detach().view(torch.uint8)
+
+        first = zip(natural_bytes(w1), natural_bytes(w1_scale), strict=True)
+        layer._fill(
+            ((_separated(c, gate_rows), _separated(s, gate_rows)) for c, s in first),
+            zip(natural_bytes(w2), natural_bytes(w2_scale), strict=True),
+        )
+        layer._fill_biases(w1_bias, w2_bias, gate_rows)
+        return layer
+
+    @classmethod
+    def _made(
+        cls,
+        w1: Tensor,
+        w2: Tensor,
+        hidden: int,
+        inter: int,
+        rotation: tuple[_Rotation, int, Tensor | None],
+        inter_rotation: tuple[_Rotation, int, Tensor | None],
+        expert_mask: Tensor | None,
+        bias: bool,
+        options: dict[str, Any],
+    ) -> tuple[RotQuantMoE, _Rotated, _Rotated]:
+        """A layer with everything but its weights and biases."""
+        if w1.dim() != 3 or w1.shape[1] != 2 * inter:
+            raise ValueError(f"w1: expected [E, {2 * inter}, H], got {tuple(w1.shape)}")
+        if w2.dim() != 3 or w2.shape[:2] != (w1.shape[0], hidden):
+            raise ValueError(f"w2: expected [{w1.shape[0]}, {hidden}, I], got {tuple(w2.shape)}")
+
+        def understood(argument: tuple[_Rotation, int, Tensor | None], channels: int) -> _Rotated:
+            matrix, size, prescale = argument
+            if prescale is not None:
+                prescale = as_prescale(prescale, channels, w1.device)
+            return _Rotated(*rotation_of(matrix, size, channels, w1.device), prescale)
+
+        x, between = understood(rotation, hidden), understood(inter_rotation, inter)
+        layer = cls(
+            w1.shape[0],
+            hidden,
+            inter,
+            bias,
+            rotation=x.kind,
+            rotation_size=x.size,
+            prescale=x.prescale is not None,
+            inter_rotation=between.kind,
+            inter_rotation_size=between.size,
+            inter_prescale=between.prescale is not None,
+            all_experts=None if expert_mask is None else expert_mask.numel(),
+            device=w1.device,
+            **options,
+        )
+        layer.rotation, layer.prescale = x.matrix, x.prescale
+        layer.inter_rotation, layer.inter_prescale = between.matrix, between.prescale
+        if expert_mask is not None:
+            local, routed = int(expert_mask.count_nonzero()), w1.shape[0] - layer.num_shared_experts
+            if expert_mask.dim() != 1 or local != routed:
+                raise ValueError(
+                    f"expert_mask: expected one dimension with {routed} local experts, got "
+                    f"{tuple(expert_mask.shape)} with {local}"
+                )
+            layer.expert_mask = expert_mask.ne(0).to(w1.device, torch.int32)
+        return layer, x, between
+
+    def _fill(self, first: Any, second: Any) -> None:
+        """Buffers from natural codes and scales of each expert, gate rows first."""
+        for name, experts, mode in (
+            ("w1", first, self.gate_mode),
+            ("w2", second, "separated"),
+        ):
+            weight, scales = getattr(self, name), []
+            for expert, (codes, scale) in enumerate(experts):
+                weight[expert] = shuffle_weight(codes, gate_mode=mode)
+                scales.append(scale)
+            setattr(self, f"{name}_scale", shuffle_scales(torch.stack(scales), gate_mode=mode))
+
+    def _fill_biases(self, w1: Tensor | None, w2: Tensor | None, gate_rows: GateRows) -> None:
+        if (w1 is None) != (w2 is None):
+            raise ValueError("w1_bias, w2_bias: expected both or none")
+        for name, bias in (("w1_bias", w1), ("w2_bias", w2)):
+            if bias is None:
+                continue
+            mine = getattr(self, name)
+            if bias.shape != mine.shape:
+                raise ValueError(f"{name}: expected {tuple(mine.shape)}, got {tuple(bias.shape)}")
+            mine.copy_(_separated(bias.mT, gate_rows).mT if name == "w1_bias" else bias)
+
+    def forward(
+        self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *, shared: Tensor | None = None
+    ) -> Tensor:
+        """x [..., H], topk_weights and topk_ids [..., topk], to [..., H] in x's dtype.
+
+        Args:
+            shared: [..., H], the output of a dense shared expert, added.
+        """
+        if topk_ids.dim() != x.dim():  # flattening would make one route per token of flat ids
+            raise ValueError(
+                f"topk_ids: expected {x.dim()} dimensions, [..., topk], got {tuple(topk_ids.shape)}"
+            )
+        out = fused_moe(
+            x.reshape(-1, self.hidden),
+            self.w1,
+            self.w2,
+            topk_weights.reshape(-1, topk_weights.shape[-1]),
+            topk_ids.reshape(-1, topk_ids.shape[-1]),
+            w1_scale=self.w1_scale,
+            w2_scale=self.w2_scale,
+            w1_bias=self.w1_bias,
+            w2_bias=self.w2_bias,
+            activation=self.activation,
+            limit=self.limit,
+            alpha=self.alpha,
+            gate_mode=self.gate_mode,
+            rotation=self.rotation,
+            rotation_size=self.rotation_size,
+            prescale=self.prescale,
+            inter_rotation=self.inter_rotation,
+            inter_rotation_size=self.inter_rotation_size,
+            inter_prescale=self.inter_prescale,
+            scale_mode=self.scale_mode,
+            expert_mask=self.expert_mask,
+            apply_weight_on_input=self.apply_weight_on_input,
+            num_shared_experts=self.num_shared_experts,
+            shared_weight=self.shared_weight,
+            shared=None if shared is None else shared.reshape(-1, self.hidden),
+            deterministic=self.deterministic,
+            fp4_intermediate=self.fp4_intermediate,
+        )
+        return out.view(x.shape)
+
+    def extra_repr(self) -> str:
+        def rotation(kind: RotationKind, size: int) -> str:
+            return kind if kind == "none" else f"{kind} {size}"
+
+        limit = "" if self.limit is None else f", limit={self.limit:g}"
+        shared = f", shared={self.num_shared_experts}" if self.num_shared_experts else ""
+        return (
+            f"experts={self.num_experts}, hidden={self.hidden}, inter={self.inter}, "
+            f"bias={self.w1_bias is not None}, a4w4, {self.activation}{limit}, "
+            f"rotation={rotation(self.rotation_kind, self.rotation_size)}, "
+            f"inter_rotation={rotation(self.inter_rotation_kind, self.inter_rotation_size)}, "
+            f"scale_mode={self.scale_mode}, gate_mode={self.gate_mode}{shared}"
+        )
+
+    def _format(self) -> list[float]:
+        return [
+            _FORMAT_VERSION,
+            ROTATION_KINDS.index(self.rotation_kind),
+            self.rotation_size.bit_length(),
+            ROTATION_KINDS.index(self.inter_rotation_kind),
+            self.inter_rotation_size.bit_length(),
+            SCALE_MODES.index(self.scale_mode),
+            GATE_MODES.index(self.gate_mode),
+            ACTIVATIONS.index(self.activation),
+            self.num_shared_experts,
+            int(self.apply_weight_on_input),
+            -1.0 if self.limit is None else float(self.limit),
+            float(self.alpha),
+            float(self.shared_weight),
+        ]
+
+
+def route(
+    router_logits: Tensor,
+    top_k: int,
+    renormalize: bool = True,
+    scoring: Literal["softmax", "sigmoid"] = "softmax",
+) -> tuple[Tensor, Tensor]:
+    """Weights float32 and ids int32, both [..., top_k], of the best experts of every token.
+
+    Args:
+        router_logits: [..., experts].
+        top_k: how many.
+        renormalize: divide the weights by their sum.
+        scoring: what makes weights of logits, in float32.
+    """
+    check_one_of(scoring, "scoring", ("softmax", "sigmoid"))
+    logits = router_logits.float()
+    scores = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
+    weights, ids = scores.topk(top_k, dim=-1)
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, ids.to(torch.int32)
+
+
+def _separated(rows: Tensor, gate_rows: GateRows) -> Tensor:
+    """[2I, ...] with gate rows first."""
+    check_one_of(gate_rows, "gate_rows", GATE_ROWS)
+    return rows if gate_rows == "separated" else torch.cat((rows[0::2], rows[1::2]))
+
+
+def _checked_size(name: str, kind: RotationKind, size: int, channels: int, largest: int) -> int:
+    check_one_of(kind, name, ROTATION_KINDS)
+    if kind == "none":
+        return 0
+    fitting = [s for s in ROTATION_SIZES if s <= largest and channels % s == 0]
+    if size not in fitting:
+        raise ValueError(f"{name}_size: expected one of {fitting} for {channels}, got {size}")
+    return size
