@@ -313,7 +313,7 @@ def reduce(
     obj, name = kernels.kernel("moe_reduce-kernel", "moe_reduce_kernel", f"FormatE{row_dtype}E")
     grid = (-(-hidden // 2048), min(tokens, max_grid))
     args = emu.Struct(
-        "PPPiPPPqqiPi" + "i0q",
+        "PPPiPPPqqiPi0q" + "i0q",
         *(plain, codes, scales, row_dtype % 3, weights, reverse_sorted, shared),
         *(tokens, hidden, topk, emu.Uninitialized(out), DTYPE_INDEX[out_dtype]),
         grid[1],

@@ -13,27 +13,27 @@ using arch::f32x2;
 using device::f32x4;
 using device::u32x4;
 
-// The routes of a wave's rows. They are fetched before the product, which hides the latency, and
-// wait in LDS, which costs no registers meanwhile. Every wave has its own: no barrier.
-template <int kRows>
+// Where a wave's rows go. Fetched before the product, which hides the latency, it waits in LDS and
+// costs no registers meanwhile. Every wave has its own: no barrier.
+template <MoeFinish kFinish, int kRows_>
 struct WaveRoutes {
-  int32_t id[kRows];
+  static constexpr uint32_t kRows = kRows_;
+  static_assert(kRows <= arch::kWaveSize);
+  int64_t to[kRows];    // the first element of its row of the output; negative: padding
   float weight[kRows];  // of MoeFinish::atomic
 
-  template <MoeFinish kFinish>
   RQ_DEVICE void fetch(const MoeGemm2Params& p, int64_t row0, uint32_t lane) {
-    static_assert(kRows <= arch::kWaveSize);
     if (lane >= kRows) return;
-    id[lane] = p.sorting.sorted_ids[row0 + lane];
+    const int32_t id = p.sorting.sorted_ids[row0 + lane];
+    const int64_t token = moe_token(id);
+    // NOTE: 64 bits: rows times columns pass 2^31.
+    const int64_t row =
+        kFinish == MoeFinish::atomic ? token : token * p.sorting.topk + moe_slot(id);
+    to[lane] = token < p.sorting.tokens ? row * p.hidden : -1;
     if constexpr (kFinish == MoeFinish::atomic)
       weight[lane] = p.apply_weight ? p.sorting.sorted_weights[row0 + lane] : 1.0f;
   }
 };
-
-// Row of the output by route. NOTE: 64 bits: rows times columns pass 2^31.
-RQ_DEVICE int64_t route_row(const MoeSorting& sorting, int32_t id) {
-  return int64_t{moe_token(id)} * sorting.topk + moe_slot(id);
-}
 
 // Sums of one tile, or of `kParts` that are `stride` apart, added in their order.
 template <int kParts, class Tile>
@@ -74,49 +74,49 @@ RQ_DEVICE void finish_rows(const MoeGemm2Params& p, const float* bias, const Rou
   if (bias) bias_lo = load_f32x4(bias + column), bias_hi = load_f32x4(bias + column + 4);
 #pragma unroll 1
   for (uint32_t r = lane / kLanesPerRow; r < Sums::kRows; r += arch::kWaveSize / kLanesPerRow) {
-    const int32_t id = routes.id[r];
-    if (moe_token(id) >= p.sorting.tokens) continue;
+    const int64_t to = routes.to[r];
+    if (to < 0) continue;
     f32x4 lo = sums.template at<f32x4>(r, in_tile), hi = sums.template at<f32x4>(r, in_tile + 4);
     // NOTE: a bias that is not there must not be added as 0: -0 + 0 is +0.
     if (bias) lo += bias_lo, hi += bias_hi;
-    device::store_columns(out, route_row(p.sorting, id) * p.hidden + column, lo, hi);
+    device::store_columns(out, to + column, lo, hi);
   }
 }
 
-// Added to the token's row, weighted. A lane has two columns: as a pair for the additions of 16-bit
-// values, half a tile apart for those of float32; so neighbouring lanes add to neighbouring dwords.
-template <class Routes, class Sums>
+// Added to the token's row, weighted. A lane has two columns: as a pair, which one addition of
+// 16-bit values takes, or half a tile apart; so neighbouring lanes add to neighbouring dwords.
+template <bool kPaired, class Routes, class Sums>
 RQ_DEVICE void finish_atomic(const MoeGemm2Params& p, const float* bias, const Routes& routes,
                              const Sums& sums, int64_t column0, uint32_t lane) {
   constexpr uint32_t kLanesPerRow = Sums::kColumns / 2;
-  const uint32_t place = lane % kLanesPerRow;
-  const bool paired = p.out_dtype != DType::fp32;
-  const uint32_t first = paired ? 2 * place : place, second = first + (paired ? 1 : kLanesPerRow);
-  const bool has_first = column0 + first < p.hidden, has_second = column0 + second < p.hidden;
-  if (!has_first) return;
+  constexpr uint32_t kApart = kPaired ? 1 : kLanesPerRow;
+  const uint32_t in_tile = lane % kLanesPerRow * (kPaired ? 2 : 1);
+  const int64_t column = column0 + in_tile;
+  if (column >= p.hidden) return;
+  const bool has_second = column + kApart < p.hidden;
   f32x2 added{};
-  if (bias) {
-    added.x = bias[column0 + first];
-    if (has_second) added.y = bias[column0 + second];
-  }
+  if (bias) added = f32x2{bias[column], has_second ? bias[column + kApart] : 0.0f};
 #pragma unroll 1
   for (uint32_t r = lane / kLanesPerRow; r < Sums::kRows; r += arch::kWaveSize / kLanesPerRow) {
-    const int32_t id = routes.id[r];
-    if (moe_token(id) >= p.sorting.tokens) continue;
-    f32x2 y{sums.template at<float>(r, first), sums.template at<float>(r, second)};
+    const int64_t to = routes.to[r];
+    if (to < 0) continue;
+    f32x2 y;
+    if constexpr (kPaired)
+      y = sums.template at<f32x2>(r, in_tile);
+    else
+      y = f32x2{sums.template at<float>(r, in_tile), sums.template at<float>(r, in_tile + kApart)};
     if (bias) y += added;
     y *= routes.weight[r];
-    const int64_t index = moe_token(id) * p.hidden + column0 + first;
-    if (paired) {
-      uint16_t* to = static_cast<uint16_t*>(p.out) + index;
+    if constexpr (kPaired) {
+      uint16_t* out = static_cast<uint16_t*>(p.out) + to + column;
       if (p.out_dtype == DType::bf16)
-        arch::atomic_add_bf16(to, arch::pack_bf16(y));
+        arch::atomic_add_bf16(out, arch::pack_bf16(y));
       else
-        arch::atomic_add_fp16(to, arch::pack_fp16(y));
+        arch::atomic_add_fp16(out, arch::pack_fp16(y));
     } else {
-      float* to = static_cast<float*>(p.out) + index;
-      arch::atomic_add_fp32(to, y.x);
-      if (has_second) arch::atomic_add_fp32(to + kLanesPerRow, y.y);
+      float* out = static_cast<float*>(p.out) + to + column;
+      arch::atomic_add_fp32(out, y.x);
+      if (has_second) arch::atomic_add_fp32(out + kApart, y.y);
     }
   }
 }
@@ -131,8 +131,8 @@ RQ_DEVICE void finish_mxfp4(const MoeGemm2Params& p, const float* bias, const Ro
   for (uint32_t i = lane; i < Sums::kRows * kGroups; i += arch::kWaveSize) {
     const uint32_t row = i % Sums::kRows, in_tile = i / Sums::kRows * kGroup;
     const int64_t column = column0 + in_tile;
-    const int32_t id = routes.id[row];
-    if (column >= p.hidden || moe_token(id) >= p.sorting.tokens) continue;
+    const int64_t to = routes.to[row];
+    if (column >= p.hidden || to < 0) continue;
     f32x2 y[device::kPairs];
     RQ_UNROLL
     for (uint32_t c = 0; c < kGroup; c += 4) {
@@ -142,7 +142,7 @@ RQ_DEVICE void finish_mxfp4(const MoeGemm2Params& p, const float* bias, const Ro
     }
     const device::Group group =
         device::quantize_group<ElementFormat::e2m1, false>(y, scale_bias(ScaleMode::round_up), 0);
-    const int64_t index = route_row(p.sorting, id) * (p.hidden / kGroup) + column / kGroup;
+    const int64_t index = (to + column) / kGroup;
     arch::store(p.codes + index * kGroupBytes, group.codes);
     p.scales[index] = static_cast<uint8_t>(group.scale);
   }
@@ -156,7 +156,8 @@ RQ_DEVICE void finish(const MoeGemm2Params& p, uint32_t expert, const Routes& ro
   if constexpr (kFinish == MoeFinish::rows)
     finish_rows(p, bias, routes, sums, column0, lane);
   else if constexpr (kFinish == MoeFinish::atomic)
-    finish_atomic(p, bias, routes, sums, column0, lane);
+    p.out_dtype == DType::fp32 ? finish_atomic<false>(p, bias, routes, sums, column0, lane)
+                               : finish_atomic<true>(p, bias, routes, sums, column0, lane);
   else
     finish_mxfp4(p, bias, routes, sums, column0, lane);
 }

@@ -54,7 +54,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
   using Tiles = device::SumTile<Tile::kTokenFrags, Tile::kWeightFrags>;
   using Sums = WaveSums<Tile::kWavesK, Tiles>;
   alignas(16) RQ_SHARED static Tiles sums[Tile::kWavesK][Tile::kWavesN];
-  RQ_SHARED static WaveRoutes<Tile::kTileM> routes[Tile::kWaves];
+  RQ_SHARED static WaveRoutes<kFinish, Tile::kTileM> routes[Tile::kWaves];
   const MoeGemm2Params& p = args.params;
   const device::ExpertTile tile = device::expert_tile_of(p.sorting, args.tiles_n);
   if (!tile.any) return;
@@ -66,7 +66,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
   const uint32_t groups = static_cast<uint32_t>(p.inter / kGroup);
   const uint32_t steps = (groups + kScaleTileGroups - 1) / kScaleTileGroups;
 
-  routes[wave].template fetch<kFinish>(p, tile.row0, lane);
+  routes[wave].fetch(p, tile.row0, lane);
   const device::DirectOperands<Tile::kTokenFrags, Tile::kWeightFrags> operands(
       operands_of(p, tile.expert), device::DenseRows{tile.row0, Tile::kTileM},
       token_scales_of(tile.row0), weights_of(p, column0), first_weight, groups, lane);
@@ -94,7 +94,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
     Tiles sums[Tile::kWaves];
   };
   alignas(16) RQ_SHARED static Lds lds;
-  RQ_SHARED static WaveRoutes<Tiles::kRows> routes[Tile::kWaves];
+  RQ_SHARED static WaveRoutes<kFinish, Tiles::kRows> routes[Tile::kWaves];
   const MoeGemm2Params& p = args.params;
   const device::ExpertTile tile = device::expert_tile_of(p.sorting, args.tiles_n);
   if (!tile.any) return;
@@ -104,7 +104,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
   const uint32_t groups = static_cast<uint32_t>(p.inter / kGroup);
   const uint32_t steps = (groups + kScaleTileGroups - 1) / kScaleTileGroups;
 
-  routes[wave].template fetch<kFinish>(p, tile.row0 + wave / Tile::kWavesN * Tiles::kRows, lane);
+  routes[wave].fetch(p, tile.row0 + wave / Tile::kWavesN * Tiles::kRows, lane);
   Staged operands(operands_of(p, tile.expert), device::DenseRows{tile.row0, Tile::kTileM},
                   token_scales_of(tile.row0), weights_of(p, column0), lds.tiles, groups, wave,
                   lane);
