@@ -148,9 +148,7 @@ def make(
     padding = (sorting.sorted_ids & 0xFFFFFF) == tokens
     a[padding], a_scales[padding] = 0x77, 255
     added = rng.standard_normal((local, hidden)).astype(np.float32) * 4 if bias else None
-    return Problem(
-        sorting, tokens, topk, block_m, weights, a, a_scales, w2, w2_scales, added
-    )
+    return Problem(sorting, tokens, topk, block_m, weights, a, a_scales, w2, w2_scales, added)
 
 
 def shuffled_scales(scales: NDArray) -> NDArray:
@@ -220,44 +218,47 @@ def run(
     out_dtype: str = "fp32",
     weighted: bool = True,
     out: NDArray | None = None,
+    outputs: tuple[NDArray, ...] | None = None,
+    shuffled: tuple[NDArray, NDArray] | None = None,
     **options,
 ) -> tuple[tuple[NDArray, ...], emu.Stats]:
     """(out,) or, of mxfp4, (codes, scales); and the counts.
 
     Outputs begin unwritten (0xA5) and are exactly as large as they are; that of the atomic finish
-    begins as `out`, or as zeros.
+    begins as `out`, or as zeros. `outputs`: memory to use instead; `shuffled`: weights and scales.
     """
     s, hidden = problem.sorting, problem.hidden
     routes = problem.tokens * problem.topk
+    written = outputs is not None or finish == "atomic"
     index = chosen(problem.blocks, problem.block_m, hidden) if config < 0 else config
     instance = configs()[index]
     assert instance.tile_m == problem.block_m, "a configuration of another block_m"
-    codes = scales = None
-    if finish == "mxfp4":
-        outputs = (codes, scales) = (
-            kernels.poisoned((routes, hidden // 2)),
-            kernels.poisoned((routes, hidden // 32)),
+    if outputs is None:
+        shapes = {
+            "atomic": ((problem.tokens, hidden),),
+            "rows": ((routes, hidden),),
+            "mxfp4": ((routes, hidden // 2), (routes, hidden // 32)),
+        }[finish]
+        dtype = np.uint8 if finish == "mxfp4" else ARRAY[out_dtype]
+        outputs = tuple(kernels.poisoned(shape, dtype) for shape in shapes)
+        if finish == "atomic":
+            outputs[0][...] = 0 if out is None else out
+    given = tuple(array if written else emu.Uninitialized(array) for array in outputs)
+    out_given, codes, scales = (None, *given) if finish == "mxfp4" else (*given, None, None)
+    if shuffled is None:
+        shuffled = (
+            reference.shuffle_weight(problem.w2),
+            shuffled_scales(np.concatenate(problem.w2_scales)),
         )
-    elif finish == "rows":
-        outputs = (out,) = (kernels.poisoned((routes, hidden), ARRAY[out_dtype]),)
-    else:
-        out = np.zeros((problem.tokens, hidden), ARRAY[out_dtype]) if out is None else out
-        outputs = (out,)
-
-    def unwritten(array: NDArray | None):
-        return array if array is None or finish == "atomic" else emu.Uninitialized(array)
-
-    w2 = reference.shuffle_weight(problem.w2.reshape(-1, problem.w2.shape[-1]))
-    w2_scales = shuffled_scales(problem.w2_scales.reshape(-1, problem.w2_scales.shape[-1]))
     tiles_n = -(-hidden // instance.tile_n)
     args = emu.Struct(
         "PPPPPqqii" + "PPPPPqqiii?Pi" + "PP" + "i0q",
         *(s.sorted_ids, s.sorted_weights if weighted else None),
         *(s.sorted_expert_ids, s.num_valid, None),
         *(len(s.sorted_ids), problem.tokens, problem.topk, problem.block_m),
-        *(problem.a, shuffled_scales(problem.a_scales), w2, w2_scales, problem.bias),
+        *(problem.a, shuffled_scales(problem.a_scales), *shuffled, problem.bias),
         *(problem.inter, hidden, len(problem.w2), index, FINISHES.index(finish), weighted),
-        *(unwritten(out), DTYPE_INDEX[out_dtype], unwritten(codes), unwritten(scales)),
+        *(out_given, DTYPE_INDEX[out_dtype], codes, scales),
         tiles_n,
     )
     obj, name = kernels.kernel(
@@ -287,7 +288,7 @@ def reduce_expected(
         for slot in range(topk):
             addend = rows[:, slot]
             if weights is not None:
-                addend = addend * weights[:, slot, None]
+                addend = addend * weights.reshape(tokens, topk, 1)[:, slot]
             total = np.where(kept[:, slot, None], total + addend, total)
     return total
 
@@ -300,22 +301,28 @@ def reduce(
     weights: NDArray | None = None,
     shared: NDArray | None = None,
     out_dtype: str = "bf16",
-    max_grid: int = 65535,
+    max_grid: tuple[int, int] = (65535, 65535),
+    out: NDArray | None = None,
     **options,
 ) -> tuple[NDArray, emu.Stats]:
-    """moe_reduce of rows [tokens * topk, H] or MXFP4 (codes, scales); shared is of out_dtype."""
+    """moe_reduce of rows [tokens * topk, H] or MXFP4 (codes, scales); shared is of out_dtype.
+
+    `max_grid`: workgroups along the columns, where all are needed, and along the tokens. `out`:
+    memory to use, which then does not count as unwritten.
+    """
     codes, scales = rows if isinstance(rows, tuple) else (None, None)
     plain = None if isinstance(rows, tuple) else rows
     hidden = 2 * codes.shape[1] if plain is None else plain.shape[1]
     tokens = len(reverse_sorted) // topk
-    out = kernels.poisoned((tokens, hidden), ARRAY[out_dtype])
+    result = kernels.poisoned((tokens, hidden), ARRAY[out_dtype]) if out is None else out
     row_dtype = 3 if plain is None else kernels.DTYPE_OF[plain.dtype]
     obj, name = kernels.kernel("moe_reduce-kernel", "moe_reduce_kernel", f"FormatE{row_dtype}E")
-    grid = (-(-hidden // 2048), min(tokens, max_grid))
+    grid = (min(-(-hidden // 2048), max_grid[0]), min(tokens, max_grid[1]))
     args = emu.Struct(
         "PPPiPPPqqiPi0q" + "i0q",
         *(plain, codes, scales, row_dtype % 3, weights, reverse_sorted, shared),
-        *(tokens, hidden, topk, emu.Uninitialized(out), DTYPE_INDEX[out_dtype]),
+        *(tokens, hidden, topk, emu.Uninitialized(result) if out is None else result),
+        DTYPE_INDEX[out_dtype],
         grid[1],
     )
-    return out, obj.run(name, grid=grid, block=256, args=[args], **options)
+    return result, obj.run(name, grid=grid, block=256, args=[args], **options)
