@@ -88,8 +88,8 @@ RQ_DEVICE void atomic_add_fp32(float* p, float value) {
 }
 
 // --- lane exchange ----------------------------------------------------------------------------
-// The value of one lane, which must be active; `lane` is uniform, and so is the result.
-RQ_DEVICE uint32_t from_lane(uint32_t value, uint32_t lane) {
+// `lane` is uniform.
+RQ_DEVICE uint32_t read_lane(uint32_t value, uint32_t lane) {
   return __builtin_amdgcn_readlane(value, lane);
 }
 

@@ -33,7 +33,7 @@ struct RowPart {
 };
 
 template <RowFormat kFormat>
-constexpr uint32_t row_bytes(uint32_t columns) {
+RQ_DEVICE constexpr uint32_t row_bytes(uint32_t columns) {
   return kFormat == RowFormat::mxfp4  ? columns / 2
          : kFormat == RowFormat::fp32 ? columns * 4
                                       : columns * 2;
@@ -64,11 +64,11 @@ struct TokenRoutes {
   }
 
   RQ_DEVICE RowPart load(uint32_t slot, uint32_t column) const {
-    const uint32_t offset = arch::from_lane(data_offset, slot) + row_bytes<kFormat>(column);
+    const uint32_t offset = arch::read_lane(data_offset, slot) + row_bytes<kFormat>(column);
     RowPart part{};
     if constexpr (kFormat == RowFormat::mxfp4) {
       part.data[0][0] = arch::load_4(data, offset);
-      part.scale = arch::load_1(scales, arch::from_lane(scale_offset, slot) + column / kGroup);
+      part.scale = arch::load_1(scales, arch::read_lane(scale_offset, slot) + column / kGroup);
     } else {
       part.data[0] = arch::load_16<arch::Cache::stream>(data, offset);
       if constexpr (kFormat == RowFormat::fp32)
@@ -78,7 +78,7 @@ struct TokenRoutes {
   }
 
   RQ_DEVICE float weight_of(uint32_t slot) const {
-    return bits_to_float(arch::from_lane(weight, slot));
+    return bits_to_float(arch::read_lane(weight, slot));
   }
 
  private:
@@ -214,7 +214,7 @@ void moe_reduce(const MoeReduceParams& params, hipStream_t stream) {
   const int64_t tokens = params.tokens < kMaxGridTokens ? params.tokens : kMaxGridTokens;
   const MoeReduceArgs args{params, static_cast<int>(tokens)};
   // In the order of RowFormat.
-  constexpr void (*kKernels[])(MoeReduceArgs) = {
+  void (*const kKernels[])(MoeReduceArgs) = {
       moe_reduce_kernel<RowFormat::bf16>, moe_reduce_kernel<RowFormat::fp16>,
       moe_reduce_kernel<RowFormat::fp32>, moe_reduce_kernel<RowFormat::mxfp4>};
   const int format = static_cast<int>(params.rows ? RowFormat{static_cast<int>(params.rows_dtype)}

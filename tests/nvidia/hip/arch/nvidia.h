@@ -90,6 +90,10 @@ RQ_DEVICE void swap_lane_bit(uint32_t& r0, uint32_t& r1) {
   (set ? r0 : r1) = received;
 }
 
+RQ_DEVICE uint32_t read_lane(uint32_t value, uint32_t lane) {
+  return __shfl_sync(kAllLanes, value, static_cast<int>(lane));
+}
+
 // --- arithmetic -------------------------------------------------------------------------------
 RQ_DEVICE f32x2 fma(f32x2 a, f32x2 b, f32x2 c) {
   return {__fmaf_rn(a.x, b.x, c.x), __fmaf_rn(a.y, b.y, c.y)};
@@ -149,6 +153,29 @@ RQ_DEVICE uint32_t pack_bf16(f32x2 value) {
 RQ_DEVICE uint32_t pack_fp16(f32x2 value) {
   return __half_as_ushort(__float2half_rn(value.x)) |
          static_cast<uint32_t>(__half_as_ushort(__float2half_rn(value.y))) << 16;
+}
+
+// --- memory with an out-of-range value --------------------------------------------------------
+struct Buffer {
+  const uint8_t* p;
+};
+constexpr uint32_t kNowhere = 0x80000000u;  // offsets from here on load 0
+
+RQ_DEVICE Buffer make_buffer(const void* p) { return {static_cast<const uint8_t*>(p)}; }
+
+enum class Cache : int { normal, stream };
+
+template <Cache kCache = Cache::normal>
+RQ_DEVICE u32x4 load_16(Buffer b, uint32_t offset) {
+  return offset < kNowhere ? load_stream(b.p + offset) : u32x4{};
+}
+RQ_DEVICE uint32_t load_4(Buffer b, uint32_t offset) {
+  uint32_t value = 0;
+  if (offset < kNowhere) __builtin_memcpy(&value, b.p + offset, sizeof(value));
+  return value;
+}
+RQ_DEVICE uint32_t load_1(Buffer b, uint32_t offset) {
+  return offset < kNowhere ? b.p[offset] : 0u;
 }
 
 }  // namespace rotquant::arch
