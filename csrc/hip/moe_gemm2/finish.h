@@ -121,15 +121,14 @@ RQ_DEVICE void finish_atomic(const MoeGemm2Params& p, const float* bias, const R
   }
 }
 
-// MXFP4 rows by route: a lane quantises a group of 32 columns. Lanes go down the rows, whose chunks
-// are in different banks.
+// MXFP4 rows by route: a lane quantises a group of 32 columns.
 template <class Routes, class Sums>
 RQ_DEVICE void finish_mxfp4(const MoeGemm2Params& p, const float* bias, const Routes& routes,
                             const Sums& sums, int64_t column0, uint32_t lane) {
   constexpr uint32_t kGroups = Sums::kColumns / kGroup;
 #pragma unroll 1
   for (uint32_t i = lane; i < Sums::kRows * kGroups; i += arch::kWaveSize) {
-    const uint32_t row = i % Sums::kRows, in_tile = i / Sums::kRows * kGroup;
+    const uint32_t row = i / kGroups, in_tile = i % kGroups * kGroup;
     const int64_t column = column0 + in_tile;
     const int64_t to = routes.to[row];
     if (column >= p.hidden || to < 0) continue;
