@@ -461,41 +461,43 @@ def test_reduce_beyond_2_31() -> None:
 # --- counts ---------------------------------------------------------------------------------------
 
 
-def report_counts() -> list[str]:
-    """What a prefill's and a decode's kernels execute, for the benchmark and for reading."""
+def test_counts(capsys) -> None:
+    """LDS has no conflict, stores and additions of neighbouring lanes share whole lines; and what
+    it costs to finish a tile, beside its product over 256 of K."""
     lines = []
-    for config, tile in enumerate(CONFIGS):
-        problem = moe.make(
-            moe.routing(2 * tile.tile_m, 2, 2),
-            experts=2,
-            block_m=tile.tile_m,
-            inter=512,
-            hidden=512,
-        )
-        for finish in moe.FINISHES:
-            _, stats = moe.run(problem, config, finish=finish, out_dtype="bf16")
-            slots = 4 * stats.classes["mfma"] / (stats.instructions + 3 * stats.classes["mfma"])
+    for name in ("direct_32x256", "staged_64x128", "staged_128x256"):
+        tile = CONFIGS[BY_NAME[name]]
+        ids = np.zeros((tile.tile_m, 1), np.int32)
+        sizes = dict(experts=1, block_m=tile.tile_m, inter=256, hidden=tile.tile_n)
+        problem = moe.make(ids, **sizes)
+        for finish in ("rows", "atomic", "mxfp4"):
+            _, stats = moe.run(problem, BY_NAME[name], finish=finish, out_dtype="bf16")
+            assert stats.lds_cycles == stats.lds_least_cycles and not stats.lds_underaligned, name
+            if name.startswith("staged") and finish != "mxfp4":
+                assert stats.lines == stats.least_lines, f"{name} {finish}"
             lines.append(
-                f"{tile.name} {finish}: {slots:.0%} of issue slots are matrix instructions,"
-                f" LDS clocks {stats.lds_cycles} of {stats.lds_least_cycles} least,"
+                f"{name} {finish}: {stats.instructions} instructions, of these"
+                f" {stats.classes['mfma']} matrix, {stats.classes['lds']} LDS;"
                 f" lines {stats.lines} of {stats.least_lines} least"
             )
-    return lines
+    with capsys.disabled():
+        print("\n" + "\n".join(lines))
 
 
-def test_counts() -> None:
-    """Output lines are whole where rows are stored, LDS has no conflict, and the additions of
-    neighbouring lanes share their lines."""
-    for name in ("direct_32x256", "staged_64x128", "staged_128x256"):
-        config = BY_NAME[name]
-        tile = CONFIGS[config]
-        ids = np.zeros((tile.tile_m, 1), np.int32)
-        problem = moe.make(ids, experts=1, block_m=tile.tile_m, inter=256, hidden=tile.tile_n)
-        for finish in ("rows", "atomic"):
-            _, stats = moe.run(problem, config, finish=finish, out_dtype="bf16")
-            assert stats.lds_cycles == stats.lds_least_cycles and not stats.lds_underaligned, name
-            if name.startswith("staged"):
-                assert stats.lines == stats.least_lines, f"{name} {finish}"
+@pytest.mark.parametrize("form", ("bf16", "mxfp4"))
+def test_counts_of_reduce(form: str, capsys) -> None:
+    """Each byte once, in whole lines; memory takes longer than anything else that is counted."""
+    rows, _, _, weights = reduce_case(8, 8, 7168, form)
+    kept = np.zeros(64, np.int32)
+    _, stats = moe.reduce(rows, kept, 8, weights=weights, out_dtype="bf16")
+    assert stats.lines == stats.least_lines
+    floor = stats.resource_floor("mi355x").us
+    assert floor["l2"] < floor["hbm"] and floor["valu"] < 1.2 * floor["hbm"]
+    with capsys.disabled():
+        print(
+            f"\nreduce of {form} rows, 8 tokens, top-8, 7168: floors in us (a bound, not a"
+            " timing): " + ", ".join(f"{name} {us:.3f}" for name, us in floor.items() if us)
+        )
 
 
 # --- the code objects -----------------------------------------------------------------------------
@@ -654,7 +656,3 @@ def test_every_instruction_was_executed(capsys) -> None:
         with capsys.disabled():
             print(f"\n{stem}: {len(contained)} mnemonics, {len(missing)} not executed")
         assert missing <= {"s_code_end"}, f"{stem}: never executed: {sorted(missing)}"
-
-
-if __name__ == "__main__":
-    print("\n".join(report_counts()))

@@ -13,8 +13,22 @@ using arch::f32x2;
 using device::f32x4;
 using device::u32x4;
 
-// Where a wave's rows go. Fetched before the product, which hides the latency, it waits in LDS and
-// costs no registers meanwhile. Every wave has its own: no barrier.
+// Of the sorted row that a lane has in charge: its lane's number, or the wave's last.
+struct Route {
+  int32_t id;
+  float weight;  // of MoeFinish::atomic
+};
+
+// NOTE: before the product, which hides the latency; the first use is after it.
+template <MoeFinish kFinish>
+RQ_DEVICE Route fetch_route(const MoeGemm2Params& p, int64_t row0, uint32_t row) {
+  Route route{p.sorting.sorted_ids[row0 + row], 1.0f};
+  if constexpr (kFinish == MoeFinish::atomic)
+    if (p.apply_weight) route.weight = p.sorting.sorted_weights[row0 + row];
+  return route;
+}
+
+// Where a wave's rows go. Every wave has its own: no barrier.
 template <MoeFinish kFinish, int kRows_>
 struct WaveRoutes {
   static constexpr uint32_t kRows = kRows_;
@@ -22,16 +36,15 @@ struct WaveRoutes {
   int64_t to[kRows];    // the first element of its row of the output; negative: padding
   float weight[kRows];  // of MoeFinish::atomic
 
-  RQ_DEVICE void fetch(const MoeGemm2Params& p, int64_t row0, uint32_t lane) {
-    if (lane >= kRows) return;
-    const int32_t id = p.sorting.sorted_ids[row0 + lane];
-    const int64_t token = moe_token(id);
+  RQ_DEVICE static uint32_t row_of(uint32_t lane) { return lane < kRows ? lane : kRows - 1; }
+
+  RQ_DEVICE void put(const MoeGemm2Params& p, const Route& route, uint32_t lane) {
+    const int64_t token = moe_token(route.id);
     // NOTE: 64 bits: rows times columns pass 2^31.
     const int64_t row =
-        kFinish == MoeFinish::atomic ? token : token * p.sorting.topk + moe_slot(id);
-    to[lane] = token < p.sorting.tokens ? row * p.hidden : -1;
-    if constexpr (kFinish == MoeFinish::atomic)
-      weight[lane] = p.apply_weight ? p.sorting.sorted_weights[row0 + lane] : 1.0f;
+        kFinish == MoeFinish::atomic ? token : token * p.sorting.topk + moe_slot(route.id);
+    to[row_of(lane)] = token < p.sorting.tokens ? row * p.hidden : -1;
+    if constexpr (kFinish == MoeFinish::atomic) weight[row_of(lane)] = route.weight;
   }
 };
 

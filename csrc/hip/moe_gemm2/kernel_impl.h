@@ -54,7 +54,8 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
   using Tiles = device::SumTile<Tile::kTokenFrags, Tile::kWeightFrags>;
   using Sums = WaveSums<Tile::kWavesK, Tiles>;
   alignas(16) RQ_SHARED static Tiles sums[Tile::kWavesK][Tile::kWavesN];
-  RQ_SHARED static WaveRoutes<kFinish, Tile::kTileM> routes[Tile::kWaves];
+  using Routes = WaveRoutes<kFinish, Tile::kTileM>;
+  RQ_SHARED static Routes routes[Tile::kWaves];
   const MoeGemm2Params& p = args.params;
   const device::ExpertTile tile = device::expert_tile_of(p.sorting, args.tiles_n);
   if (!tile.any) return;
@@ -66,12 +67,13 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
   const uint32_t groups = static_cast<uint32_t>(p.inter / kGroup);
   const uint32_t steps = (groups + kScaleTileGroups - 1) / kScaleTileGroups;
 
-  routes[wave].fetch(p, tile.row0, lane);
+  const Route route = fetch_route<kFinish>(p, tile.row0, Routes::row_of(lane));
   const device::DirectOperands<Tile::kTokenFrags, Tile::kWeightFrags> operands(
       operands_of(p, tile.expert), device::DenseRows{tile.row0, Tile::kTileM},
       token_scales_of(tile.row0), weights_of(p, column0), first_weight, groups, lane);
   f32x4 acc[Tile::kTokenFrags][Tile::kWeightFrags] = {};
   device::direct_product<Tile::kDepth>(operands, wave_k, steps, Tile::kWavesK, acc);
+  routes[wave].put(p, route, lane);
   sums[wave_k][wave_n].put(lane, acc);
   if constexpr (Tile::kWavesK > 1) {
     arch::barrier();
@@ -94,7 +96,8 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
     Tiles sums[Tile::kWaves];
   };
   alignas(16) RQ_SHARED static Lds lds;
-  RQ_SHARED static WaveRoutes<kFinish, Tiles::kRows> routes[Tile::kWaves];
+  using Routes = WaveRoutes<kFinish, Tiles::kRows>;
+  RQ_SHARED static Routes routes[Tile::kWaves];
   const MoeGemm2Params& p = args.params;
   const device::ExpertTile tile = device::expert_tile_of(p.sorting, args.tiles_n);
   if (!tile.any) return;
@@ -104,7 +107,8 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
   const uint32_t groups = static_cast<uint32_t>(p.inter / kGroup);
   const uint32_t steps = (groups + kScaleTileGroups - 1) / kScaleTileGroups;
 
-  routes[wave].fetch(p, tile.row0 + wave / Tile::kWavesN * Tiles::kRows, lane);
+  const int64_t wave_row0 = tile.row0 + wave / Tile::kWavesN * Tiles::kRows;
+  const Route route = fetch_route<kFinish>(p, wave_row0, Routes::row_of(lane));
   Staged operands(operands_of(p, tile.expert), device::DenseRows{tile.row0, Tile::kTileM},
                   token_scales_of(tile.row0), weights_of(p, column0), lds.tiles, groups, wave,
                   lane);
@@ -112,6 +116,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
   device::staged_product(operands, 0, steps, acc);
 
   arch::barrier();
+  routes[wave].put(p, route, lane);
   lds.sums[wave].put(lane, acc);
   finish<kFinish>(p, tile.expert, routes[wave], WaveSums<1, Tiles>{&lds.sums[wave], 0},
                   column0 + wave % Tile::kWavesN * Tiles::kColumns, lane);
