@@ -19,6 +19,13 @@ RQ_DEVICE device::Operands operands_of(const MoeGemm2Params& p, uint32_t expert)
           row_bytes,  padded_groups};
 }
 
+template <class Tile>
+RQ_DEVICE device::ExpertTile expert_tile_of(const MoeGemm2Args& args) {
+  MoeSorting sorting = args.params.sorting;
+  sorting.block_m = Tile::kTileM;  // the same, but the compiler knows it: nothing to divide by
+  return device::expert_tile_of(sorting, args.tiles_n);
+}
+
 // An expert's weights from `first` on. Nothing past them is read: behind the last expert there is
 // nothing.
 struct ExpertWeights {
@@ -57,7 +64,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
   using Routes = WaveRoutes<kFinish, Tile::kTileM>;
   RQ_SHARED static Routes routes[Tile::kWaves];
   const MoeGemm2Params& p = args.params;
-  const device::ExpertTile tile = device::expert_tile_of(p.sorting, args.tiles_n);
+  const device::ExpertTile tile = expert_tile_of<Tile>(args);
   if (!tile.any) return;
   const uint32_t lane = arch::thread_index() % arch::kWaveSize;
   const uint32_t wave = arch::uniform(arch::thread_index() / arch::kWaveSize);
@@ -99,7 +106,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
   using Routes = WaveRoutes<kFinish, Tiles::kRows>;
   RQ_SHARED static Routes routes[Tile::kWaves];
   const MoeGemm2Params& p = args.params;
-  const device::ExpertTile tile = device::expert_tile_of(p.sorting, args.tiles_n);
+  const device::ExpertTile tile = expert_tile_of<Tile>(args);
   if (!tile.any) return;
   const uint32_t lane = arch::thread_index() % arch::kWaveSize;
   const uint32_t wave = arch::uniform(arch::thread_index() / arch::kWaveSize);
