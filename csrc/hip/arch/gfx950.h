@@ -97,11 +97,6 @@ RQ_DEVICE void atomic_add_fp32(float* p, float value) {
 }
 
 // --- lane exchange ----------------------------------------------------------------------------
-// `lane` is uniform.
-RQ_DEVICE uint32_t read_lane(uint32_t value, uint32_t lane) {
-  return __builtin_amdgcn_readlane(value, lane);
-}
-
 namespace dpp {
 constexpr int kXor1 = 0xB1;  // quad_perm [1, 0, 3, 2]
 constexpr int kXor2 = 0x4E;  // quad_perm [2, 3, 0, 1]
