@@ -96,6 +96,20 @@ struct GroupPlace {
   uint32_t row, group;
 };
 
+// A block of 16 rows fills half of a band of scales. NOTE: gemm2 loads whole dwords of a band, so
+// the last block writes zeros for the half that no block has.
+template <class Tile>
+RQ_DEVICE void store_scale(const MoeGemm1Params& p, const ExpertTile& tile, uint32_t row,
+                           uint32_t group, uint32_t padded_groups, uint32_t scale) {
+  uint8_t* to = p.scales + scale_offset(tile.row0 + row, group, padded_groups);
+  to[0] = static_cast<uint8_t>(scale);
+  if constexpr (Tile::kTileM < kScaleTileRows) {
+    constexpr int64_t kNextHalf = scale_tile_offset(Tile::kTileM, 0);
+    const bool lower = tile.row0 % kScaleTileRows == 0;
+    if (lower && tile.row0 + Tile::kTileM == p.sorting.num_valid[0]) to[kNextHalf] = 0;
+  }
+}
+
 // Groups that do not exist have no place; rows that are padding are zeros.
 template <class Tile>
 RQ_DEVICE void store_group(const MoeGemm1Params& p, const ExpertTile& tile, GroupPlace place,
@@ -109,8 +123,8 @@ RQ_DEVICE void store_group(const MoeGemm1Params& p, const ExpertTile& tile, Grou
   arch::store(
       p.codes + tile.row0 * (p.inter / 2) + (uint64_t{place.row} * groups + group) * kGroupBytes,
       real ? result.codes : zeros);
-  p.scales[scale_offset(tile.row0 + place.row, group, round_up_to(groups, kScaleTileGroups))] =
-      static_cast<uint8_t>(real ? result.scale : 0);
+  store_scale<Tile>(p, tile, place.row, group, round_up_to(groups, kScaleTileGroups),
+                    real ? result.scale : 0);
 }
 
 // The scale bytes of the groups that pad the intermediate to whole tiles, by who has its last
@@ -125,7 +139,7 @@ RQ_DEVICE void store_padding(const MoeGemm1Params& p, const ExpertTile& tile, ui
   for (uint32_t first = 0; first < kMost; first += kThreads) {
     const uint32_t row = (first + thread) % Tile::kTileM;
     const uint32_t group = groups + (first + thread) / Tile::kTileM;
-    if (group < padded) p.scales[scale_offset(tile.row0 + row, group, padded)] = 0;
+    if (group < padded) store_scale<Tile>(p, tile, row, group, padded, 0);
   }
 }
 
