@@ -40,10 +40,6 @@ void moe_gemm1(const MoeGemm1Params& params, const std::vector<MoeTile>& tiles, 
 void moe_gemm2(const MoeGemm2Params& params, const std::vector<MoeTile>& tiles, int64_t begin,
                int64_t end);
 
-// Item: a sorted row, whose scales go from [tokens, groups] to where moe_gemm1 reads them.
-void moe_gather_scales(const MoeSorting& sorting, const uint8_t* natural, int64_t groups,
-                       uint8_t* out, int64_t begin, int64_t end);
-
 // Item: a token.
 void moe_reduce(const MoeReduceParams& params, int64_t begin, int64_t end);
 

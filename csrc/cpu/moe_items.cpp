@@ -27,13 +27,4 @@ std::vector<MoeTile> moe_tiles(const MoeSorting& s, int experts) {
   return tiles;
 }
 
-void moe_gather_scales(const MoeSorting& s, const uint8_t* natural, int64_t groups, uint8_t* out,
-                       int64_t begin, int64_t end) {
-  const int64_t padded = round_up_to(groups, kScaleTileGroups);
-  for (int64_t row = begin; row < end; ++row)
-    for (int64_t g = 0; g < groups; ++g)
-      out[scale_offset(row, g, padded)] =
-          is_route(s, row) ? natural[moe_token(s.sorted_ids[row]) * groups + g] : 0;
-}
-
 }  // namespace rotquant::cpu

@@ -11,6 +11,7 @@
 #include "core/hadamard.h"
 #include "core/moe_configs.h"
 #include "cpu/backend.h"
+#include "cpu/moe_rotate_quant.h"
 #include "ops/moe.h"
 
 namespace rotquant::ops {
@@ -274,10 +275,10 @@ std::tuple<at::Tensor, at::Tensor> quantised(const MoeGemm1Params& p, const at::
                                  natural.mutable_data_ptr<uint8_t>()};
   parallel_items(cpu::rotate_quant_items(params), std::max(p.rotation.size, kGroup),
                  [&](int64_t begin, int64_t end) { cpu::rotate_quant(params, begin, end); });
-  parallel_items(p.sorting.max_rows, groups, [&](int64_t begin, int64_t end) {
-    cpu::moe_gather_scales(p.sorting, params.scales, groups, scales.mutable_data_ptr<uint8_t>(),
-                           begin, end);
-  });
+  const MoeSortScalesParams sort{params.scales, false, groups, p.sorting,
+                                 scales.mutable_data_ptr<uint8_t>()};
+  parallel_items(cpu::moe_sort_scales_items(sort), kScaleTileRows * groups,
+                 [&](int64_t begin, int64_t end) { cpu::moe_sort_scales(sort, begin, end); });
   return {codes, scales};
 }
 
