@@ -339,6 +339,7 @@ class _Choice:
         self.buckets = tuple(sorted(rows)) or _RULE_BUCKETS
         self.is_miss = not rows and shape.gfx.startswith("gfx")
         self.plans: dict[int, Plan] = {}
+        self.misses: dict[int, Miss] = {}
 
     def bucket(self, tokens: int) -> int:
         return self.buckets[min(bisect_left(self.buckets, tokens), len(self.buckets) - 1)]
@@ -352,9 +353,14 @@ class _Choice:
     def plan(self, bucket: int) -> Plan:
         return _fit(self.base(bucket), self.shape.gfx, self.request)
 
-    def miss(self, bucket: int) -> Miss:
-        gfx, *rest = self.shape
-        return Miss(gfx, bucket, *rest)
+    def count_miss(self, bucket: int) -> None:
+        miss = self.misses.get(bucket)
+        if miss is None:
+            gfx, *rest = self.shape
+            miss = self.misses[bucket] = Miss(gfx, bucket, *rest)
+        _misses[miss] += 1
+        for recording in _recordings:
+            recording._add(miss, self.base(bucket))
 
 
 def choose(
@@ -393,10 +399,7 @@ def choose(
         if plan.why != base.why:
             _log.info("fused_moe: %s -> %s for %s", base.pipeline, plan, choice.shape)
     if choice.is_miss:
-        miss = choice.miss(bucket)
-        _misses[miss] += 1
-        for recording in _recordings:
-            recording._add(miss, choice.base(bucket))
+        choice.count_miss(bucket)
     return plan
 
 

@@ -203,7 +203,7 @@ def test_b52_own_tables_extend_the_shipped_one(tuned, table, monkeypatch):
         row(**KIMI, tokens=16, pipeline="staged_reduce", block_m=64, source="measured", us=12.5),
         row(tokens=48, activation="silu", block_m=16),
     )
-    more = table(row(tokens=96), name="more.csv")
+    more = table(row(tokens=96, activation="silu", block_m=64), row(tokens=96), name="more.csv")
     monkeypatch.setenv(dispatch.TUNED, os.pathsep.join((str(mine), str(more))))
     dispatch.reload()
     plan = dispatch.explain(tokens=16, **KIMI)
@@ -213,7 +213,9 @@ def test_b52_own_tables_extend_the_shipped_one(tuned, table, monkeypatch):
     # A row for any activation and one for silu are one table; gelu has the first only.
     buckets = {t: dispatch.explain(tokens=t, **OTHER).bucket for t in (1, 48, 49, 96, 500)}
     assert buckets == {1: 48, 48: 48, 49: 96, 96: 96, 500: 96}
-    assert dispatch.explain(tokens=1, **OTHER, activation="gelu").bucket == 96
+    assert dispatch.explain(tokens=96, **OTHER).block_m == 64
+    gelu = dispatch.explain(tokens=1, **OTHER, activation="gelu")
+    assert (gelu.bucket, gelu.block_m) == (96, 32)
 
 
 # --- misses ---------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// _fused_moe: one of four pipelines, made of the ops in ops/moe.h. rotquant_hip/moe.py chooses it.
+// _fused_moe: one of kPipelines, made of the ops in ops/moe.h. rotquant_hip/moe.py chooses it.
 //
 // All arguments are checked before the first launch. What is allocated depends on shapes alone and
 // nothing is read back, so that a call can be captured in a graph on any device.
@@ -39,12 +39,19 @@ struct Named {
   OptionalTensor tensor;
 };
 
-// --- checks
-// ---------------------------------------------------------------------------------------
+// --- checks -------------------------------------------------------------------------------------
 
 struct Sizes {
   int64_t tokens, topk, hidden, inter, experts;  // experts: local ones, shared ones too
 };
+
+// The check of bytes_of without its copy of strided tensors.
+void check_bytes(const at::Tensor& t, const char* argument) {
+  const auto type = t.scalar_type();
+  RQ_CHECK(type == at::kByte || type == at::ScalarType::Float4_e2m1fn_x2 ||
+               type == at::ScalarType::Float8_e8m0fnu,
+           argument, "dtype uint8 (or float4_e2m1fn_x2 / float8_e8m0fnu)", type);
+}
 
 Sizes check_shapes(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2,
                    const at::Tensor& topk_weights, const at::Tensor& topk_ids) {
@@ -71,7 +78,8 @@ Sizes check_shapes(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& 
   const std::vector<int64_t> w2_shape{experts, hidden, inter / 2};
   RQ_CHECK(w2.sizes() == at::IntArrayRef(w2_shape), "w2",
            c10::str("shuffled codes of shape ", at::IntArrayRef(w2_shape)), "shape ", w2.sizes());
-  for (const auto& [tensor, name] : {std::pair{&w1, "w1"}, {&w2, "w2"}}) bytes_of(*tensor, name);
+  check_bytes(w1, "w1");
+  check_bytes(w2, "w2");
   return {x.size(0), topk_ids.size(1), hidden, inter, experts};
 }
 
@@ -84,7 +92,7 @@ void check_scales(const at::Tensor& scales, const char* argument, int64_t expert
            c10::str("shuffled scales of shape [", round_up_to(all, kScaleRowPadding), ", ", groups,
                     "] or [", experts, ", ", rows, ", ", groups, "]"),
            "shape ", scales.sizes());
-  bytes_of(scales, argument);
+  check_bytes(scales, argument);
 }
 
 void check_bias(const OptionalTensor& bias, const char* argument, int64_t experts, int64_t rows) {
@@ -138,8 +146,7 @@ void check_pipeline(const Pipeline& pipeline, const at::Tensor& x, const Optiona
            c10::str("one for blocks of ", block, " rows"), kMoeGemm2Configs[gemm2].name);
 }
 
-// --- shared experts
-// -------------------------------------------------------------------------------
+// --- shared experts -----------------------------------------------------------------------------
 
 struct Routes {
   at::Tensor ids, weights;  // [tokens, topk + shared]
@@ -150,6 +157,8 @@ struct Routes {
 // Shared experts are the last `shared` ones; every token has a route to each of them. Their ids
 // follow the routed ones: E - shared .. E - 1, or, where a mask of G routed experts says which of
 // those are here, G .. G + shared - 1. They are always local.
+// NOTE: a local number counts the experts before it, so the mask must have E - shared of them; on a
+// GPU only a read-back could check that.
 Routes with_shared_experts(const at::Tensor& ids, const at::Tensor& weights,
                            const OptionalTensor& mask, int64_t routed, int64_t shared,
                            double shared_weight) {

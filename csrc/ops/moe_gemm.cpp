@@ -291,8 +291,7 @@ int64_t check_moe_gemm1_options(const at::Tensor& x, int64_t inter, std::string_
                                 const OptionalTensor& prescale,
                                 const OptionalTensor& inter_rotation,
                                 std::optional<int64_t> inter_rotation_size,
-                                const OptionalTensor& inter_prescale,
-                                std::string_view scale_mode) {
+                                const OptionalTensor& inter_prescale, std::string_view scale_mode) {
   check_activation(activation, limit, alpha);
   interleaved(gate_mode);
   check_scale_mode(scale_mode);
