@@ -33,7 +33,8 @@ import build_config  # noqa: E402  (needs the line above)
 OBJECTS = ROOT / "build" / "nvidia"
 # no_mfma.cpp stands in for them.
 WITH_MFMA = tuple(
-    f"csrc/hip/{op}/" for op in ("gemm_a4w4", "rotate_matrix", "moe_gemm1", "moe_gemm2")
+    f"csrc/hip/{op}/"
+    for op in ("gemm_a4w4", "rotate_matrix", "moe_gemm1", "moe_gemm2", "moe_rotate_matrix")
 )
 MACROS = ["-DROTQUANT_WITH_HIP", "-D__HIP_PLATFORM_NVIDIA__"]
 # --fmad=false is what -ffp-contract=off is elsewhere. Subnormals are kept by default.

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "hip/backend.h"
+#include "hip/moe_rotate_matrix/kernel.h"
 #include "hip/rotate_matrix/kernel.h"
 
 namespace rotquant::hip {
@@ -17,6 +18,9 @@ namespace {
 void rotate_by_matrix(const RotateParams&, hipStream_t) { needs_mfma("rotate by a matrix"); }
 void rotate_quant_by_matrix(const RotateQuantParams&, hipStream_t) {
   needs_mfma("rotate_quant by a matrix");
+}
+void moe_rotate_quant_by_matrix(const MoeRotateQuantParams&, hipStream_t) {
+  needs_mfma("moe_rotate_quant by a matrix");
 }
 void gemm_a4w4(const GemmParams&, hipStream_t) { needs_mfma("gemm_a4w4"); }
 void moe_gemm1(const MoeGemm1Params&, hipStream_t) { needs_mfma("moe_gemm1"); }

@@ -14,27 +14,24 @@ constexpr int kSortScalesThreads = 256;
 constexpr uint32_t kTileLanes = 16;  // one for each pair of rows
 constexpr uint32_t kWorkgroupTiles = kSortScalesThreads / kTileLanes;
 
-struct Scales {
-  uint32_t word[2];  // of four groups each
-};
-
-// 8 scales of the route of a sorted row; 0 where there is no route or no group.
-RQ_DEVICE Scales load_scales(const MoeSortScalesParams& p, uint32_t row, int64_t group) {
+// 8 scales of the route of a sorted row, the first in the low byte; 0 where there is no route or no
+// group.
+RQ_DEVICE uint64_t load_scales(const MoeSortScalesParams& p, uint32_t row, int64_t group) {
   const MoeSorting& s = p.sorting;
-  Scales scales{};
-  if (row >= static_cast<uint32_t>(s.num_valid[0]) || row >= s.max_rows) return scales;
+  if (row >= static_cast<uint32_t>(s.num_valid[0]) || row >= s.max_rows) return 0;
   const int32_t id = s.sorted_ids[row];
-  if (moe_token(id) >= s.tokens || moe_slot(id) >= s.topk) return scales;
+  if (moe_token(id) >= s.tokens || moe_slot(id) >= s.topk) return 0;
   const int64_t natural =
       p.by_route ? int64_t{moe_token(id)} * s.topk + moe_slot(id) : int64_t{moe_token(id)};
-  const uint8_t* in = p.in + natural * p.groups + group;
-  if (p.groups - group >= kScaleTileGroups) {
-    __builtin_memcpy(&scales, in, sizeof(scales));  // one load, from any byte
-    return scales;
+  const uint8_t* in = p.in + natural * p.groups;
+  uint64_t scales = 0;
+  if (p.groups >= kScaleTileGroups) {
+    // One load, from any byte. The last tile's begins early enough to end with the row.
+    const int64_t last = p.groups - kScaleTileGroups, first = group < last ? group : last;
+    __builtin_memcpy(&scales, in + first, sizeof(scales));
+    return scales >> (8 * (group - first));
   }
-  RQ_UNROLL
-  for (int i = 0; i < kScaleTileGroups; ++i)
-    if (group + i < p.groups) scales.word[i / 4] |= uint32_t{in[i]} << (i % 4 * 8);
+  for (int i = 0; i < p.groups; ++i) scales |= uint64_t{in[i]} << (8 * i);
   return scales;
 }
 
@@ -48,14 +45,16 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(kSortScalesThreads,
   if (tile >= tiles) return;
   for (int64_t band = arch::block_index_y(); band < bands; band += band_stride) {
     const uint32_t row = static_cast<uint32_t>(band * kScaleTileRows) + r;
-    const Scales low = load_scales(p, row, tile * kScaleTileGroups);
-    const Scales high = load_scales(p, row + 16, tile * kScaleTileGroups);
+    const uint64_t low = load_scales(p, row, tile * kScaleTileGroups);
+    const uint64_t high = load_scales(p, row + 16, tile * kScaleTileGroups);
     auto* out = reinterpret_cast<uint32_t*>(p.out + (band * tiles + tile) * kScaleTileBytes) + r;
     RQ_UNROLL
     for (int g = 0; g < 4; ++g) {
-      auto byte = [&](uint32_t dword) { return dword >> (8 * g) & 0xFF; };
-      out[g * kTileLanes] = byte(low.word[0]) | byte(high.word[0]) << 8 | byte(low.word[1]) << 16 |
-                            byte(high.word[1]) << 24;
+      auto byte = [&](uint64_t scales, int group) {
+        return static_cast<uint32_t>(scales >> (8 * group)) & 0xFF;
+      };
+      out[g * kTileLanes] =
+          byte(low, g) | byte(high, g) << 8 | byte(low, g + 4) << 16 | byte(high, g + 4) << 24;
     }
   }
 }
