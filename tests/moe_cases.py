@@ -91,28 +91,29 @@ class Case:
         experts, shared = len(w1), o.get("num_shared_experts", 0)
         mask = o.get("expert_mask")
         local = list(range(experts - shared)) if mask is None else mask.nonzero().flatten().tolist()
+        slots = [
+            ([local.index(e) if e in local else -1 for e in ids.tolist()], weights.double())
+            for ids, weights in zip(self.ids.T, self.weights.T, strict=True)
+        ]
+        always = torch.full((len(a),), o.get("shared_weight", 1.0), dtype=a.dtype, device=a.device)
+        slots += [([e] * len(a), always) for e in range(experts - shared, experts)]
         total, magnitude = (torch.zeros_like(a) for _ in range(2))
-        for token, (ids, weights) in enumerate(zip(self.ids, self.weights, strict=True)):
-            routes = [
-                (local.index(e), w)
-                for e, w in zip(ids.tolist(), weights.tolist(), strict=True)
-                if e in local
-            ]
-            routes += [(e, o.get("shared_weight", 1.0)) for e in range(experts - shared, experts)]
-            for expert, weight in routes:
-                first = a[token] @ w1[expert].T
-                if o.get("apply_weight_on_input"):
-                    first, weight = first * weight, 1.0
-                if o.get("w1_bias") is not None:
-                    first = first + o["w1_bias"][expert]
-                between = activate(
-                    first, o.get("activation", "silu"), o.get("limit"), o.get("alpha", 1.702)
-                )
-                row = rounded(between.float()[None], size)[0] @ w2[expert].T
-                if o.get("w2_bias") is not None:
-                    row = row + o["w2_bias"][expert]
-                total[token] += weight * row
-                magnitude[token] += (weight * row).abs()
+        for ids, weights in slots:
+            expert = torch.tensor(ids, device=a.device)
+            weight = (weights * (expert >= 0))[:, None]  # a dropped route has none
+            first = torch.einsum("tk,tnk->tn", a, w1[expert])
+            if o.get("apply_weight_on_input"):
+                first, weight = first * weights[:, None], (weight != 0).double()
+            if o.get("w1_bias") is not None:
+                first = first + o["w1_bias"][expert]
+            between = activate(
+                first, o.get("activation", "silu"), o.get("limit"), o.get("alpha", 1.702)
+            )
+            row = torch.einsum("tk,tnk->tn", rounded(between.float(), size), w2[expert])
+            if o.get("w2_bias") is not None:
+                row = row + o["w2_bias"][expert]
+            total += weight * row
+            magnitude += (weight * row).abs()
         if o.get("shared") is not None:
             total, magnitude = total + o["shared"], magnitude + o["shared"].abs()
         return total, magnitude

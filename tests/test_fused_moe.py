@@ -461,12 +461,12 @@ def fresh_dynamo():
 def test_compile_with_dynamic_tokens(device, backend, fresh_dynamo):
     """One graph for every M: the choice is made below it."""
     counter = CompileCounterWithBackend(backend)
-    whole = case(65, rotation_size=64, shared=None, device=device)
+    whole = case(65, rotation_size=64, device=device)
     (_, w1, w2, _, _), options = whole.arguments()
 
     def layer(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        out = rq.fused_moe(x + x, w1, w2, weights, ids, **options, deterministic=True)
-        return out + out
+        # Nothing else, or inductor would spend a minute in a C++ compiler.
+        return rq.fused_moe(x, w1, w2, weights, ids, **options, deterministic=True)
 
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
     for tokens in (7, 2, 64, 33, 65):
