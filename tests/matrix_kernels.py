@@ -78,13 +78,13 @@ def stem(config: Config) -> str:
     return f"rotate_matrix-inst-{config.dtype}"
 
 
-def _symbol_part(config: Config) -> str:
+def symbol_part(config: Config) -> str:
     numbers = (config.size, config.tiles, config.waves)
     dtype = kernels.DTYPES.index(config.dtype)
     return f"DTypeE{dtype}E" + "".join(f"Li{n}E" for n in numbers)
 
 
-def _rotation(config: Config, matrix: NDArray, prescale: NDArray | None) -> tuple[str, tuple]:
+def rotation_fields(config: Config, matrix: NDArray, prescale: NDArray | None) -> tuple[str, tuple]:
     bits = reference.float32_to_bf16(matrix)
     stride = config.size**2 if matrix.ndim == 3 else 0
     return "iPqPP", (config.size, None, stride, prescale, bits)
@@ -122,10 +122,10 @@ def rotate_quant(
     scales = kernels.poisoned((padded_rows, padded_groups) if shuffle else (rows, groups))
     plan = plan_matrix(config, *((padded_groups * 32, padded_rows) if shuffle else (k, rows)))
     mse = scale_mode == "mse"
-    parts = ("rotate_matrix_quant_kernel", _symbol_part(config), f"Lb{int(mse)}E")
+    parts = ("rotate_matrix_quant_kernel", symbol_part(config), f"Lb{int(mse)}E")
     obj, name = kernels.kernel(stem(config), *parts)
     fmt, values = kernels.activation_fields(x)
-    rotation_fmt, rotation = _rotation(config, matrix, prescale)
+    rotation_fmt, rotation = rotation_fields(config, matrix, prescale)
     values += (
         *rotation,
         *(4, SCALE_MODES.index(scale_mode), bf16_intermediate, shuffle),
@@ -149,9 +149,9 @@ def rotate(
     """rotate of [rows, K]; out_dtype np.uint16 is bfloat16."""
     y = kernels.poisoned(x.shape, out_dtype)
     plan = plan_matrix(config, x.shape[1], x.shape[0])
-    obj, name = kernels.kernel(stem(config), "rotate_matrix_kernel", _symbol_part(config))
+    obj, name = kernels.kernel(stem(config), "rotate_matrix_kernel", symbol_part(config))
     fmt, values = kernels.activation_fields(x)
-    rotation_fmt, rotation = _rotation(config, matrix, prescale)
+    rotation_fmt, rotation = rotation_fields(config, matrix, prescale)
     values += (*rotation, emu.Uninitialized(y), kernels.DTYPE_OF[y.dtype])
     args = (fmt + rotation_fmt + "Pi0q", values)
     return y, _run(obj, name, plan, config, args, max_grid, options)

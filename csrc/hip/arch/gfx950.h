@@ -95,6 +95,11 @@ RQ_DEVICE float from_xor_lane(float value) {
   return bits_to_float(from_xor_lane<kLaneBit>(float_to_bits(value)));
 }
 
+// Value of any lane, which must be active. Through the LDS crossbar; no LDS memory is touched.
+RQ_DEVICE uint32_t from_lane(uint32_t value, uint32_t lane) {
+  return __builtin_amdgcn_ds_bpermute(static_cast<int>(lane * 4), static_cast<int>(value));
+}
+
 // Swaps a lane bit with a register index: afterwards lanes with the bit clear hold (own r0,
 // partner's r0), lanes with it set (partner's r1, own r1). Its own inverse, one instruction.
 template <int kLaneBit>

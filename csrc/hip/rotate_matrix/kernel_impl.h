@@ -30,14 +30,16 @@ struct Walk {
 
 // Calls finish(row0, panel's first group, lane, sums) for every panel of this wave's tiles that are
 // inside x, and pad(row0, strip's first group) for those that are not. `kSpare`: finish() leaves
-// registers for the next tile's tokens, and for fragments if they are few.
-template <class Config, bool kSpare, class Finish, class Pad>
+// registers for the next tile's tokens; `kResident`: and for the fragments, which must be few.
+template <class Config, bool kSpare,
+          bool kResident = kSpare && MatrixShape<Config::kRotationSize>::kSteps == 1, class Finish,
+          class Pad>
 RQ_DEVICE void for_each_product(const Activation& x, const Rotation& rotation,
                                 const RotateMatrixPlan& plan, Finish&& finish, Pad&& pad) {
   constexpr int kSize = Config::kRotationSize;
   using Shape = MatrixShape<kSize>;
   constexpr int kLoads = Shape::kStrip / kGroup;
-  constexpr bool kResident = kSpare && Shape::kSteps == 1;
+  static_assert(!kResident || Shape::kSteps == 1);
   alignas(16) RQ_SHARED static MatrixImages<kSize> images;
   const uint32_t thread_lane = arch::thread_index() % arch::kWaveSize;
   const int64_t groups = x.k / kGroup;
@@ -98,6 +100,16 @@ RQ_DEVICE void for_each_product(const Activation& x, const Rotation& rotation,
 
 // --- kernels ------------------------------------------------------------------------------------
 
+// rotated -> quantised: the lane's group of one token tile. `p`: the parameters of an op that
+// quantises.
+template <class Config, ElementFormat kElement, bool kMse, class Params>
+RQ_DEVICE device::Group quantized_group(const Params& p, TileSums<Config>& sums) {
+  f32x2 y[kPairs];
+  own_group<Config::kRotationSize>(sums, y);
+  if (p.bf16_intermediate) device::round_to_bf16(y);
+  return device::quantize_group<kElement, kMse>(y, scale_bias(p.scale_mode), 0);
+}
+
 // Scale bytes of this lane's token in each token tile, to their place among the shuffled ones. row0
 // and group0 are those of the panel: multiples of 16 and 4, so that the offset is a sum.
 template <class Config>
@@ -122,10 +134,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Config::kThreads, Config::kMinWaves) void rotate_matr
     uint32_t scales = 0;
     RQ_UNROLL
     for (int i = 0; i < Config::kTokenTiles; ++i) {
-      f32x2 y[kPairs];
-      own_group<Config::kRotationSize>(sums.tile[i], y);
-      if (p.bf16_intermediate) device::round_to_bf16(y);
-      const auto quantised = device::quantize_group<kElement, kMse>(y, scale_bias(p.scale_mode), 0);
+      const device::Group quantised = quantized_group<Config, kElement, kMse>(p, sums.tile[i]);
       const int64_t row = row0 + i * kTileTokens;
       if (token < p.x.rows - row && quarter < groups - group0) {
         const int64_t first = row * groups + group0;

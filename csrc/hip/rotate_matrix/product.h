@@ -9,11 +9,13 @@ namespace rotquant::hip {
 using arch::f32x4;
 using device::kPairs;
 
-// One panel of output channels, [token tile][image of the panel][MFMA row tile].
+// One panel of output channels of one token tile, [image of the panel][MFMA row tile].
+template <class Config, class Shape = MatrixShape<Config::kRotationSize>>
+using TileSums = f32x4[Shape::kImagesPerPanel][Shape::kTiles];
+
 template <class Config>
 struct Sums {
-  using Shape = MatrixShape<Config::kRotationSize>;
-  f32x4 tile[Config::kTokenTiles][Shape::kImagesPerPanel][Shape::kTiles];
+  TileSums<Config> tile[Config::kTokenTiles];
 };
 
 template <class Config, int kLoads, class Fragment>

@@ -2,25 +2,11 @@
 #include "hip/backend.h"
 #include "hip/rotate_matrix/kernel.h"
 #include "hip/rotate_quant/kernel.h"
+#include "hip/rotate_quant/known.h"
 
 #ifndef RQ_DEVICE_ONLY
 namespace rotquant::hip {
 namespace {
-
-#define RQ_QUANT(dtype) #dtype " quantise only, "
-#define RQ_ROTATION(dtype, size) #dtype " RS " #size ", "
-constexpr const char* kKnown =
-#include "hip/rotate_quant/configs.def"
-    ;
-#undef RQ_QUANT
-#undef RQ_ROTATION
-
-[[noreturn]] void no_kernel(const char* op, DType dtype, int size) {
-  constexpr const char* kNames[] = {"bf16", "fp16", "fp32"};
-  throw std::runtime_error(std::string(op) + ": no GPU kernel for " +
-                           kNames[static_cast<int>(dtype)] + " with rotation_size " +
-                           std::to_string(size) + "; there are: " + kKnown);
-}
 
 // Rows that follow each other in memory may be cut anew, so that any K fills every lane: into rows
 // of one wave if that comes out even, else into one long row.
@@ -60,7 +46,7 @@ void rotate_quant(const RotateQuantParams& params, hipStream_t stream) {
 #include "hip/rotate_quant/configs.def"
 #undef RQ_QUANT
 #undef RQ_ROTATION
-  no_kernel("rotate_quant", x.dtype, params.rotation.size);
+  no_rotation_kernel("rotate_quant", x.dtype, params.rotation.size);
 }
 
 void rotate(const RotateParams& params, hipStream_t stream) {
@@ -77,7 +63,7 @@ void rotate(const RotateParams& params, hipStream_t stream) {
   if (x.dtype == DType::dtype_ && params.rotation.size == size_) \
     return launch_rotate<RotateConfig<DType::dtype_, size_>>(args, stream);
 #include "hip/rotate_quant/configs.def"
-  no_kernel("rotate", x.dtype, params.rotation.size);
+  no_rotation_kernel("rotate", x.dtype, params.rotation.size);
 }
 
 }  // namespace rotquant::hip

@@ -39,6 +39,19 @@ RQ_DEVICE constexpr int exponent_shift() {
   return 0;
 }
 
+// load -> rotate -> quantise: the lane's group. `p`: the parameters of an op that does just that.
+template <class Config, class Params>
+RQ_DEVICE device::Group quantized_group(const Params& p, const WaveTile& tile, uint32_t lane) {
+  constexpr int kRotationSize = Config::kRotationSize;
+  const bool fold = !p.bf16_intermediate;
+  f32x2 y[kPairs];
+  device::load_group<Config::kDType>(p.x, tile, lane, y);
+  rotate_group<kRotationSize>(p.rotation, tile, lane, fold, y);
+  if (p.bf16_intermediate) device::round_to_bf16(y);
+  return device::quantize_group<Config::kElement, Config::kMse>(
+      y, scale_bias(p.scale_mode), fold ? exponent_shift<kRotationSize>() : 0);
+}
+
 // The 256 bytes of the workgroup's 32 x 8 tile of shuffled scales; null: zeros.
 RQ_DEVICE void store_scale_tile(uint8_t* scales, const WaveTile& tile, const uint32_t* lds) {
   const uint32_t thread = arch::thread_index();
@@ -63,9 +76,6 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(device::kMaxThreads,
                            device::kMinWaves) void rotate_quant_kernel(const RotateQuantArgs args) {
   alignas(16) RQ_SHARED static ScaleTiles scale_tiles;
   const RotateQuantParams& p = args.params;
-  constexpr int kRotationSize = Config::kRotationSize;
-  const bool fold = !p.bf16_intermediate;
-  const int shift = fold ? exponent_shift<kRotationSize>() : 0;
   int parity = 0;
 
   device::for_each_wave_tile(
@@ -75,12 +85,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(device::kMaxThreads,
           return store_scale_tile(p.scales, tile, nullptr);
         uint32_t scale = 0;
         if (tile.row0 < tile.rows) {
-          f32x2 y[kPairs];
-          device::load_group<Config::kDType>(p.x, tile, lane, y);
-          rotate_group<kRotationSize>(p.rotation, tile, lane, fold, y);
-          if (p.bf16_intermediate) device::round_to_bf16(y);
-          const auto group = device::quantize_group<Config::kElement, Config::kMse>(
-              y, scale_bias(p.scale_mode), shift);
+          const device::Group group = quantized_group<Config>(p, tile, lane);
           if (tile.contains(lane)) {
             const int64_t index = tile.row(lane) * tile.groups + tile.group(lane);
             arch::store(p.codes + index * kGroupBytes, group.codes);

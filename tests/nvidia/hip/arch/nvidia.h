@@ -46,6 +46,7 @@ RQ_DEVICE int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
+RQ_DEVICE int64_t opaque_uniform(int64_t value) { return value; }
 
 // --- memory -----------------------------------------------------------------------------------
 // 16 bytes, evict first. NOTE: a wide load must be aligned here, but only T's alignment is
@@ -65,6 +66,16 @@ RQ_DEVICE u32x4 load_stream(const T* p) {
   }
   return value;
 }
+// The same for what other waves read too.
+template <class T>
+RQ_DEVICE u32x4 load(const T* p) {
+  u32x4 value;
+  T element[sizeof(value) / sizeof(T)];
+  RQ_UNROLL
+  for (int i = 0; i < static_cast<int>(sizeof(value) / sizeof(T)); ++i) element[i] = p[i];
+  __builtin_memcpy(&value, element, sizeof(value));
+  return value;
+}
 RQ_DEVICE void store(void* p, u32x4 value) { *static_cast<u32x4*>(p) = value; }
 
 RQ_DEVICE void barrier() { __syncthreads(); }
@@ -80,6 +91,10 @@ RQ_DEVICE uint32_t from_xor_lane(uint32_t value) {
 template <int kLaneBit>
 RQ_DEVICE float from_xor_lane(float value) {
   return __shfl_xor_sync(kAllLanes, value, kLaneBit);
+}
+
+RQ_DEVICE uint32_t from_lane(uint32_t value, uint32_t lane) {
+  return __shfl_sync(kAllLanes, value, lane);
 }
 
 // Swaps a lane bit with a register index, as in gfx950.h: each lane sends the one it gives away.

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+#include "cpu/moe_rotate_quant.h"
+
+#include <string.h>
+
+#include <algorithm>
+
+#include "core/moe.h"
+
+namespace rotquant::cpu {
+
+int64_t moe_sort_scales_items(const MoeSortScalesParams& p) {
+  return moe_scale_rows(p.sorting.max_rows) / kScaleTileRows;
+}
+
+void moe_sort_scales(const MoeSortScalesParams& p, int64_t begin, int64_t end) {
+  const MoeSorting& s = p.sorting;
+  const int64_t padded_groups = round_up_to(p.groups, kScaleTileGroups);
+  const int64_t band_bytes = kScaleTileRows * padded_groups;
+  const int64_t in_use = std::min<int64_t>(s.num_valid[0], s.max_rows);
+  memset(p.out + begin * band_bytes, 0, (end - begin) * band_bytes);
+  const int64_t first = begin * kScaleTileRows, last = std::min(end * kScaleTileRows, in_use);
+  for (int64_t row = first; row < last; ++row) {
+    const int64_t token = moe_token(s.sorted_ids[row]), slot = moe_slot(s.sorted_ids[row]);
+    if (token >= s.tokens || slot >= s.topk) continue;
+    const uint8_t* in = p.in + (p.by_route ? token * s.topk + slot : token) * p.groups;
+    for (int64_t group = 0; group < p.groups; ++group)
+      p.out[scale_offset(row, group, padded_groups)] = in[group];
+  }
+}
+
+}  // namespace rotquant::cpu
