@@ -35,6 +35,15 @@ RQ_DEVICE int64_t opaque_uniform(int64_t value) {
   return value;
 }
 
+// The kernel's first argument, where it lies. By its name all of it that is ever used is loaded at
+// the start, into scalar registers that a long loop is then short of; from here it is loaded where
+// it is used.
+template <class Args>
+RQ_DEVICE const Args& late_argument() {
+  using Kernarg = const __attribute__((address_space(4))) Args*;
+  return *(const Args*)(Kernarg)__builtin_amdgcn_kernarg_segment_ptr();
+}
+
 // --- memory -----------------------------------------------------------------------------------
 // 16 bytes, non-temporal: x is read once and should not push the codes, which the GEMM reads next,
 // out of L2.
@@ -162,6 +171,13 @@ RQ_DEVICE float maximum_abs(float m, float a, float b) {
   return __builtin_elementwise_maximum(__builtin_elementwise_maximum(m, __builtin_fabsf(a)),
                                        __builtin_fabsf(b));
 }
+// NaN if either is.
+RQ_DEVICE float minimum(float a, float b) { return __builtin_elementwise_minimum(a, b); }
+RQ_DEVICE float maximum(float a, float b) { return __builtin_elementwise_maximum(a, b); }
+
+// Right to a unit in the last place. NOTE: results below the normal range are 0.
+RQ_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+RQ_DEVICE float rcp(float x) { return __builtin_amdgcn_rcpf(x); }
 
 // --- matrix product ---------------------------------------------------------------------------
 // c + A B in bf16 with float32 sums. Lane l holds row l % 16 of A and column l % 16 of B; k is
