@@ -77,7 +77,31 @@ RQ_DEVICE void barrier() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
+// --- atomic additions ---------------------------------------------------------------------------
+// *p += value at the scope of the device; nothing comes back. Each of a pair of 16-bit values is
+// added and rounded by itself. NOTE: 4-byte aligned, and in the device's own memory, as every
+// allocation of torch on it is: in fine-grained memory an addition can be lost.
+RQ_DEVICE void atomic_add_bf16(void* p, uint32_t pair) {
+  using b16x2 = short __attribute__((ext_vector_type(2)));
+  using Pointer = __attribute__((address_space(1))) b16x2*;
+  __builtin_amdgcn_global_atomic_fadd_v2bf16((Pointer)p, __builtin_bit_cast(b16x2, pair));
+}
+RQ_DEVICE void atomic_add_fp16(void* p, uint32_t pair) {
+  using f16x2 = _Float16 __attribute__((ext_vector_type(2)));
+  using Pointer = __attribute__((address_space(1))) f16x2*;
+  __builtin_amdgcn_global_atomic_fadd_v2f16((Pointer)p, __builtin_bit_cast(f16x2, pair));
+}
+RQ_DEVICE void atomic_add_fp32(float* p, float value) {
+  using Pointer = __attribute__((address_space(1))) float*;
+  __builtin_amdgcn_global_atomic_fadd_f32((Pointer)p, value);
+}
+
 // --- lane exchange ----------------------------------------------------------------------------
+// `lane` is uniform.
+RQ_DEVICE uint32_t read_lane(uint32_t value, uint32_t lane) {
+  return __builtin_amdgcn_readlane(value, lane);
+}
+
 namespace dpp {
 constexpr int kXor1 = 0xB1;  // quad_perm [1, 0, 3, 2]
 constexpr int kXor2 = 0x4E;  // quad_perm [2, 3, 0, 1]
@@ -134,11 +158,6 @@ RQ_DEVICE uint32_t count(LaneMask lanes) {
 RQ_DEVICE uint32_t count_before(LaneMask lanes) {
   return __builtin_amdgcn_mbcnt_hi(static_cast<uint32_t>(lanes >> 32),
                                    __builtin_amdgcn_mbcnt_lo(static_cast<uint32_t>(lanes), 0));
-}
-
-// `lane` is uniform.
-RQ_DEVICE uint32_t read_lane(uint32_t value, uint32_t lane) {
-  return __builtin_amdgcn_readlane(value, lane);
 }
 
 // Sum over this lane and those before it. All lanes must be active.
@@ -248,6 +267,9 @@ RQ_DEVICE u32x4 load_16(Buffer b, uint32_t offset, uint32_t scalar = 0) {
 }
 RQ_DEVICE uint32_t load_4(Buffer b, uint32_t offset, uint32_t scalar = 0) {
   return __builtin_amdgcn_raw_buffer_load_b32(b, offset, scalar, 0);
+}
+RQ_DEVICE uint32_t load_1(Buffer b, uint32_t offset) {
+  return __builtin_amdgcn_raw_buffer_load_b8(b, offset, 0, 0);
 }
 
 // --- memory straight into LDS -----------------------------------------------------------------

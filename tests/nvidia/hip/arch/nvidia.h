@@ -193,4 +193,27 @@ RQ_DEVICE uint32_t pack_fp16(f32x2 value) {
          static_cast<uint32_t>(__half_as_ushort(__float2half_rn(value.y))) << 16;
 }
 
+// --- memory with an out-of-range value --------------------------------------------------------
+struct Buffer {
+  const uint8_t* p;
+};
+constexpr uint32_t kNowhere = 0x80000000u;  // offsets from here on load 0
+
+RQ_DEVICE Buffer make_buffer(const void* p) { return {static_cast<const uint8_t*>(p)}; }
+
+enum class Cache : int { normal, stream };
+
+template <Cache kCache = Cache::normal>
+RQ_DEVICE u32x4 load_16(Buffer b, uint32_t offset) {
+  return offset < kNowhere ? load_stream(b.p + offset) : u32x4{};
+}
+RQ_DEVICE uint32_t load_4(Buffer b, uint32_t offset) {
+  uint32_t value = 0;
+  if (offset < kNowhere) __builtin_memcpy(&value, b.p + offset, sizeof(value));
+  return value;
+}
+RQ_DEVICE uint32_t load_1(Buffer b, uint32_t offset) {
+  return offset < kNowhere ? b.p[offset] : 0u;
+}
+
 }  // namespace rotquant::arch
