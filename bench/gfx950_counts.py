@@ -23,17 +23,16 @@ The outputs of both are compared with numpy's.
 
 from __future__ import annotations
 
-import argparse
-import csv
 import itertools
 import sys
 from functools import partial
 from pathlib import Path
 
+import counted
 import numpy as np
 import triton_passes
+from counted import FLOORS, OURS, TRITON, Launch, Line
 from numpy.typing import NDArray
-from triton_passes import Launch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 import gemm_kernels as gemm  # noqa: E402
@@ -42,46 +41,24 @@ import matrix_kernels  # noqa: E402
 
 from rotquant_hip import reference  # noqa: E402
 
-LANES, CHIP = 64, "mi355x"
-OURS, TRITON = "rotquant_hip", "Triton"
-FLOORS = ("hbm", "l2", "lds", "valu", "mfma")
-Line = dict[str, str | float]
+LANES = 64
 
 
 def line(about: Line, way: str, kernel: str, launches: list[Launch], least: int) -> Line:
     """A row of the table. least: bytes that the op must move."""
-    units, lanes = about["units"], LANES if about["unit"] == "element" else 1
-    stats = [launch.stats for launch in launches]
-
-    def total(key: str) -> int:
-        return sum(getattr(s, key) for s in stats)
-
-    valu = sum(s.classes["valu"] + s.classes["packed"] for s in stats)
-    other = total("instructions") - sum(s.classes["mfma"] for s in stats)
-    moved = total("unique_read_bytes") + total("unique_written_bytes")
-    floors = [s.resource_floor(CHIP).us for s in stats]
+    lanes = LANES if about["unit"] == "element" else 1
+    a_unit = lanes / about["units"]
     return about | {
         "way": way,
         "kernel": kernel,
         "launches": len(launches),
-        "workgroups": max(s.workgroups for s in stats),
-        "valu": valu * lanes / units,
-        "all": total("instructions") * lanes / units,
-        "mfma_share": total("mfma_passes") / (total("mfma_passes") + other),
-        "bytes": moved / units,
-        "of_least_bytes": moved / least,
-        "of_least_lines": total("lines") / total("least_lines"),
-        "lds_conflict_clocks": total("lds_cycles") - total("lds_least_cycles"),
-        "vgprs": max(launch.vgprs for launch in launches),
-        "waves": min(launch.waves_per_simd for launch in launches),
-        **{f"{name}_us": sum(floor[name] for floor in floors) for name in FLOORS},
-        "us": sum(max(floor.values()) for floor in floors),
+        "workgroups": max(launch.stats.workgroups for launch in launches),
+        "valu": counted.instructions(launches, "valu", "packed") * a_unit,
+        "all": counted.total(launches, "instructions") * a_unit,
+        "bytes": counted.moved(launches) / about["units"],
+        **counted.quality(launches, least),
+        **counted.modelled(launches),
     }
-
-
-def ours(kernel: tuple, stats, threads: int) -> Launch:
-    info = kernel[0].kernels[kernel[1]]
-    return Launch(stats, info.arch_vgprs + info.acc_vgprs, info.lds_bytes, threads)
 
 
 def same(way: str, got: tuple[NDArray, NDArray], want: tuple[NDArray, NDArray], shuffle: bool):
@@ -120,13 +97,14 @@ def rotate_quant(m: int, k: int, rs: int, *, learned: bool, shuffle: bool) -> li
         "unit": "element",
         "units": x.size,
     }
+    mine = counted.ours(kernel[0].kernels[kernel[1]], stats, threads)
     codes, scales, passes = triton_passes.rotate_quant(
         bits, reference.float32_to_bf16(matrix), factor, shuffle=shuffle
     )
     want = reference.rotate_quant(x, bf16_intermediate=True, **options)
     same(TRITON, (codes, scales), want, shuffle)
     return [
-        line(about, OURS, "1 launch", [ours(kernel, stats, threads)], least),
+        line(about, OURS, "1 launch", [mine], least),
         line(about, TRITON, f"{len(passes)} passes", list(passes.values()), least),
     ]
 
@@ -143,7 +121,8 @@ def gemm_a4w4(
     found = [kernels.kernel(chosen.stem, "gemm_", chosen.symbol)]
     if len(stats) > 1:
         found.append(kernels.kernel("gemm_a4w4-inst-sum", "gemm_sum_kernel"))
-    mine = list(map(ours, found, stats, (chosen.threads, 256)))
+    infos = [obj.kernels[name] for obj, name in found]
+    mine = list(map(counted.ours, infos, stats, (chosen.threads, 256)))
     operands = (problem.a, problem.b, problem.a_scales, problem.b_scales)
     theirs, passes = triton_passes.gemm(*operands, tile=tile, warps=warps)
     for way, out in ((OURS, raw), (TRITON, theirs)):
@@ -228,20 +207,12 @@ def main() -> None:
     from rich.console import Console
     from rich.progress import track
 
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--quick", action="store_true", help="a few small shapes")
-    parser.add_argument("--out", type=Path, help="CSV file to write")
-    parser.add_argument("--chart", type=Path, help="PNG file to write (needs matplotlib)")
-    args = parser.parse_args()
+    args = counted.arguments(__doc__)
     work = track(tasks(args.quick), "executing gfx950 code", console=Console(stderr=True))
     lines = [row for task in work for row in task()]
     Console(width=225).print(table(lines))
     if args.out:
-        with args.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, lines[0])
-            writer.writeheader()
-            writer.writerows(lines)
+        counted.write(lines, args.out)
     if args.chart:
         chart(lines, args.chart)
 

@@ -13,12 +13,11 @@ waves for few tokens, hence 2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import gfx950_emulator as emu
 import numpy as np
 import triton
 import triton.language as tl
+from counted import Launch
 from numpy.typing import NDArray
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -107,20 +106,31 @@ def gemm_kernel(
     tl.store(out + where, acc.to(tl.bfloat16), mask=inside)
 
 
-@dataclass
-class Launch:
-    """Counts of one run and what bounds the occupancy of its kernel."""
+@triton.jit
+def gather_kernel(
+    source, ids, out, rows, tokens, words, topk,
+    BY_ROUTE: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """Rows of int32 words by sorted id, slot << 24 | token; of tokens or of routes, else 0."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    word = tl.program_id(1) * W + tl.arange(0, W)
+    id = tl.load(ids + row, mask=row < rows, other=0xFFFFFF)
+    token = id & 0xFFFFFF
+    where = token * topk + (id >> 24) if BY_ROUTE else token
+    exists = (token < tokens)[:, None] & (word < words)[None, :]
+    v = tl.load(source + where[:, None] * words + word[None, :], mask=exists, other=0)
+    inside = (row < rows)[:, None] & (word < words)[None, :]
+    tl.store(out + row[:, None] * words + word[None, :], v, mask=inside)
 
-    stats: emu.Stats
-    vgprs: int  # allocated to a lane, accumulators included
-    lds_bytes: int
-    threads: int
 
-    @property
-    def waves_per_simd(self) -> int:
-        """By 512 registers a lane, at most 8; by 160 KiB of LDS for the 4 SIMDs."""
-        workgroups = (160 << 10) // max(self.lds_bytes, 1)
-        return min(8, 512 // self.vgprs, max(1, workgroups * self.threads // 64 // 4))
+@triton.jit
+def activate_kernel(h, out, values, inter, B: tl.constexpr):
+    """h [rows, 2 * inter] bf16, gate first, to silu(gate) * up in bf16."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    at = i // inter * (2 * inter) + i % inter
+    g = tl.load(h + at, mask=i < values, other=0.0).to(tl.float32)
+    u = tl.load(h + at + inter, mask=i < values, other=0.0).to(tl.float32)
+    tl.store(out + i, (g / (1 + tl.exp(-g)) * u).to(tl.bfloat16), mask=i < values)
 
 
 def launch(function, grid, args: list, constants: dict, warps: int = 4, **options) -> Launch:
@@ -214,3 +224,26 @@ def gemm(
         matrix_instr_nonkdim=16,
     )
     return out, {"gemm": done}
+
+
+def gather(
+    source: NDArray, sorted_ids: NDArray, rows: int, tokens: int, topk: int, *, by_route: bool
+) -> tuple[NDArray, Launch]:
+    """Codes [tokens or routes, K/2] in the order of the first `rows` sorted rows."""
+    words, width = source.shape[1] // 4, 256
+    out = np.zeros((len(sorted_ids), words), np.int32)
+    done = launch(
+        gather_kernel,
+        (-(-rows // 4), -(-words // width)),
+        [source.view(np.int32), sorted_ids, emu.Uninitialized(out), rows, tokens, words, topk],
+        {"BY_ROUTE": by_route, "R": 4, "W": width},
+    )
+    return out.view(np.uint8), done
+
+
+def activate(h: NDArray) -> tuple[NDArray, Launch]:
+    """bf16 bits [rows, 2I], gate first, to bf16 bits [rows, I]."""
+    rows, columns = h.shape
+    out = np.zeros((rows, columns // 2), np.uint16)
+    arguments = [h, emu.Uninitialized(out), out.size, columns // 2]
+    return out, launch(activate_kernel, -(-out.size // 1024), arguments, {"B": 1024})
