@@ -26,8 +26,8 @@ def test_weights_are_read_once_by_a_block(measured) -> None:
     gemms = [line for line in measured[1] if line["blocks_an_expert"]]
     assert gemms
     for line in gemms:
-        # Derived from requested bytes; what else a kernel requests is below 8 %.
-        reads = pytest.approx(line["blocks_an_expert"], rel=0.08)
+        # Derived from requested bytes; a narrow tile's ids and weights of routes are an eighth.
+        reads = pytest.approx(line["blocks_an_expert"], rel=0.15)
         assert line["weight_reads"] == reads, line["kernel"]
         assert line["of_least_bytes"] < 1.05, line["kernel"]
 
