@@ -21,6 +21,7 @@ from rich.table import Table
 
 SAMPLE_SECONDS = 0.01  # shorter calls are repeated to fill one sample
 DTYPES = ("bfloat16", "float16", "float32")
+Line = dict[str, Any]  # of a table, by column
 Sampler = Callable[[], float]  # runs a few calls, returns the seconds that one took
 
 
@@ -65,14 +66,26 @@ def _gpu_sampler(call: Callable[..., object], inputs: Sequence[Any]) -> Sampler:
     return lambda: sample(count)
 
 
-def medians(samplers: dict[str, Sampler], seconds: float) -> dict[str, float]:
+def samples(samplers: dict[str, Sampler], seconds: float) -> dict[str, list[float]]:
     """Microseconds of each; they take turns for about `seconds` in all, at least three times."""
-    samples: dict[str, list[float]] = {name: [] for name in samplers}
+    taken: dict[str, list[float]] = {name: [] for name in samplers}
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or min(map(len, samples.values())) < 3:
+    while time.perf_counter() < end or min(map(len, taken.values())) < 3:
         for name, sample in samplers.items():
-            samples[name].append(sample() * 1e6)
-    return {name: statistics.median(values) for name, values in samples.items()}
+            taken[name].append(sample() * 1e6)
+    return taken
+
+
+def medians(samplers: dict[str, Sampler], seconds: float) -> dict[str, float]:
+    """The median of each one's `samples`."""
+    taken = samples(samplers, seconds)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The lower and the upper one."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
 
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
@@ -117,14 +130,20 @@ def conditions(args: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def report(name: str, lines: list[dict[str, float]], args: argparse.Namespace) -> Console:
+def _cell(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def report(name: str, lines: list[Line], args: argparse.Namespace) -> Console:
     """Prints the table, writes the CSV where one is asked for."""
     about = conditions(args)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in lines[0]:
         table.add_column(column.replace("_", "\n"), justify="right")
     for line in lines:
-        table.add_row(*(f"{v:.0f}" if v >= 100 else f"{v:.3g}" for v in line.values()))
+        table.add_row(*map(_cell, line.values()))
     console = Console()
     if not console.is_terminal:
         console = Console(width=140)  # a file has room for every column
