@@ -561,7 +561,7 @@ CHANGES = {
         "padding rows are added": (r"v_cmp_lt_i64_e32 vcc, -1, ", "v_cmp_le_i64_e32 vcc, -1, ", 0),
         "no addition": (r"global_atomic_pk_add_bf16 .*", "s_nop 0", 0),
         "bf16 as fp16": (r"global_atomic_pk_add_bf16", "global_atomic_pk_add_f16", 0),
-        "the wait for loads to LDS": (r"s_waitcnt vmcnt\(0\)", "s_nop 0", 0),
+        "the wait for loads to LDS": (r"s_waitcnt vmcnt\(0\)", "s_waitcnt vmcnt(63)", 0),
     },
     ("direct_32x128", "mxfp4"): {
         "a maximum that drops NaN": (r"v_maximum3_f32", "v_max3_f32", 0),
