@@ -17,8 +17,7 @@
 namespace rotquant::ops {
 namespace {
 
-// --- checks of what the GEMMs share
-// ---------------------------------------------------------------
+// --- checks of what the GEMMs share --------------------------------------------------------------
 
 // A sorting after the checks; owns what the params point into.
 struct CheckedSorting {
@@ -154,8 +153,7 @@ void run_items(const std::vector<cpu::MoeTile>& tiles, int64_t items, int64_t ro
   parallel_items(items, std::max<int64_t>(1, rows * row_products / items / kProductsPerElement), f);
 }
 
-// --- gemm1
-// ----------------------------------------------------------------------------------------
+// --- gemm1 ---------------------------------------------------------------------------------------
 
 Activate activation_of(std::string_view name) {
   if (name == "silu") return Activate::silu;
@@ -408,8 +406,7 @@ std::tuple<at::Tensor, at::Tensor> moe_gemm1(
   return {codes, scales};
 }
 
-// --- gemm2
-// ----------------------------------------------------------------------------------------
+// --- gemm2 ---------------------------------------------------------------------------------------
 
 namespace {
 
