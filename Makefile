@@ -32,6 +32,7 @@ test: $(DONE)/extension $(DONE)/test $(DONE)/demo $(DONE)/emulator gfx950
 
 bench: $(DONE)/extension $(DONE)/demo
 	$(VENV)/bin/python bench/rotate_quant.py
+	$(VENV)/bin/python bench/fused_moe.py
 
 lint: $(DONE)/lint
 	$(VENV)/bin/ruff check .

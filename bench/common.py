@@ -21,6 +21,7 @@ from rich.table import Table
 
 SAMPLE_SECONDS = 0.01  # shorter calls are repeated to fill one sample
 DTYPES = ("bfloat16", "float16", "float32")
+Line = dict[str, Any]  # of a table, by column
 Sampler = Callable[[], float]  # runs a few calls, returns the seconds that one took
 
 
@@ -31,12 +32,14 @@ def sampler(device: torch.device, call: Callable[..., object], inputs: Sequence[
 
 def _cpu_sampler(call: Callable[..., object], inputs: Sequence[Any]) -> Sampler:
     turns = itertools.cycle(inputs)
+    # On one thread CPU time is the same, but for what others do on a busy machine.
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def sample(count: int) -> float:
-        start = time.perf_counter()
+        start = clock()
         for _ in range(count):
             call(next(turns))
-        return (time.perf_counter() - start) / count
+        return (clock() - start) / count
 
     sample(1)  # compiles, starts threads
     count = max(1, round(SAMPLE_SECONDS / sample(1)))
@@ -65,14 +68,26 @@ def _gpu_sampler(call: Callable[..., object], inputs: Sequence[Any]) -> Sampler:
     return lambda: sample(count)
 
 
-def medians(samplers: dict[str, Sampler], seconds: float) -> dict[str, float]:
+def samples(samplers: dict[str, Sampler], seconds: float) -> dict[str, list[float]]:
     """Microseconds of each; they take turns for about `seconds` in all, at least three times."""
-    samples: dict[str, list[float]] = {name: [] for name in samplers}
+    taken: dict[str, list[float]] = {name: [] for name in samplers}
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or min(map(len, samples.values())) < 3:
+    while time.perf_counter() < end or min(map(len, taken.values())) < 3:
         for name, sample in samplers.items():
-            samples[name].append(sample() * 1e6)
-    return {name: statistics.median(values) for name, values in samples.items()}
+            taken[name].append(sample() * 1e6)
+    return taken
+
+
+def medians(samplers: dict[str, Sampler], seconds: float) -> dict[str, float]:
+    """The median of each one's `samples`."""
+    taken = samples(samplers, seconds)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The lower and the upper one."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
 
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
@@ -83,7 +98,7 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=torch.device, default=device)
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
-    parser.add_argument("--threads", type=int, help="of the CPU; default: torch's")
+    parser.add_argument("--threads", type=int, help="default: torch's; of 1 CPU time is taken")
     parser.add_argument("--seconds", type=float, default=2.0, help="a line, after warming up")
     parser.add_argument("--commit", help="for the CSV, where this is no git checkout")
     parser.add_argument("--out", type=Path, help="CSV file to write")
@@ -117,17 +132,23 @@ def conditions(args: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def report(name: str, lines: list[dict[str, float]], args: argparse.Namespace) -> Console:
+def _cell(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def report(name: str, lines: list[Line], args: argparse.Namespace) -> Console:
     """Prints the table, writes the CSV where one is asked for."""
     about = conditions(args)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in lines[0]:
         table.add_column(column.replace("_", "\n"), justify="right")
     for line in lines:
-        table.add_row(*(f"{v:.0f}" if v >= 100 else f"{v:.3g}" for v in line.values()))
+        table.add_row(*map(_cell, line.values()))
     console = Console()
     if not console.is_terminal:
-        console = Console(width=140)  # a file has room for every column
+        console = Console(width=160)  # a file has room for every column
     console.print(f"{name}:", *(f"{key} {value};" for key, value in about.items()))
     console.print(table)
     if args.out:

@@ -79,7 +79,7 @@ def rotate_quant(m: int, k: int, rs: int, *, learned: bool, shuffle: bool) -> li
         fits = (c for c in matrix_kernels.CONFIGS if (c.dtype, c.size) == ("bf16", rs))
         config = [c for c in fits if c.from_tokens <= m][-1]
         codes, scales, stats = matrix_kernels.rotate_quant(config, bits, matrix, shuffle=shuffle)
-        parts = ("rotate_matrix_quant_kernel", matrix_kernels._symbol_part(config), "Lb0E")
+        parts = ("rotate_matrix_quant_kernel", matrix_kernels.symbol_part(config), "Lb0E")
         kernel, threads = kernels.kernel(matrix_kernels.stem(config), *parts), 64 * config.waves
         options, factor = {"rotation": matrix}, 1.0
     else:

@@ -5,7 +5,7 @@ Every expert, the full hidden and intermediate size, all of the emulator's check
 are NaN, outputs and workspaces begin unwritten. Every expert gets a token unless --tokens says
 otherwise. moe_sort, moe_rotate_quant and moe_reduce are compared byte for byte, whole; the GEMMs'
 padding is compared whole, their values for a sample of tokens with float64 (--sample), each stage
-on what the stage before it wrote. Minutes a model; it needs up to 5 GiB of memory.
+on what the stage before it wrote. Minutes a model; it needs up to 3 GiB of memory.
 
     python tests/moe_full_shapes.py [--model kimi] [--pipeline staged_reduce] [--tokens N]
 

@@ -26,16 +26,17 @@ def test_weights_are_read_once_by_a_block(measured) -> None:
     gemms = [line for line in measured[1] if line["blocks_an_expert"]]
     assert gemms
     for line in gemms:
-        # Derived from requested bytes; what else a kernel requests is below 8 %.
-        reads = pytest.approx(line["blocks_an_expert"], rel=0.08)
+        # Derived from requested bytes; a narrow tile's ids and weights of routes are an eighth.
+        reads = pytest.approx(line["blocks_an_expert"], rel=0.15)
         assert line["weight_reads"] == reads, line["kernel"]
         assert line["of_least_bytes"] < 1.05, line["kernel"]
 
 
-def test_no_bank_conflicts_to_speak_of(measured) -> None:
+def test_no_bank_conflicts(measured) -> None:
     for line in measured[1]:
         if line["kernel"].startswith("gemm"):
-            assert line["lds_conflict_clocks"] <= 0.05 * line["lds_clocks"], line["kernel"]
+            assert line["lds_clocks"] > 0
+            assert line["lds_conflict_clocks"] == 0, line["kernel"]
 
 
 def test_fused_is_less_than_the_generic_way(measured, capsys) -> None:

@@ -16,8 +16,8 @@ std::string sreg_name(int r) {
 }
 bool sdefined(const Wave& w, int r) { return (w.sdefined[size_t(r) / 64] >> (r % 64)) & 1; }
 
-void not_pending(const Wave& w, int r, const char* verb) {
-  if (w.vm_pending[size_t(r)])
+void not_pending(const Wave& w, int r, const char* verb, bool vm_in_order = false) {
+  if (w.vm_pending[size_t(r)] && !vm_in_order)
     throw Fault("missing wait",
                 std::string(verb) + " " + reg_name(r) +
                     " while a vector memory load into it is under way (s_waitcnt vmcnt)");
@@ -79,10 +79,11 @@ void read(Wave& w, const Operand& o, u64 lanes, bool lenient) {
     s_not_pending(w, kVccLo, "reads");
   }
 }
-void overwrite(Wave& w, const Operand& o) {
+// A vector memory load may overwrite the target of another: they return in order.
+void overwrite(Wave& w, const Operand& o, bool in_order) {
   for (int i = 0; i < o.dwords; ++i) {
     if (o.code >= kVgpr)
-      not_pending(w, o.code - kVgpr + i, "overwrites");
+      not_pending(w, o.code - kVgpr + i, "overwrites", in_order);
     else if (o.code >= 0 && o.code + i < 128)
       s_not_pending(w, o.code + i, "overwrites");
   }
@@ -115,8 +116,8 @@ void before(Wave& w, const Inst& in) {
   read(w, in.soffset, lanes, false);
   if (in.scale0 >= 0) read(w, Operand{in.scale0, 1}, lanes, false);
   if (in.scale1 >= 0) read(w, Operand{in.scale1, 1}, lanes, false);
-  overwrite(w, in.dst);
-  overwrite(w, in.sdst);
+  overwrite(w, in.dst, in.kind == kGlobal || in.kind == kScratch || in.kind == kMubuf);
+  overwrite(w, in.sdst, false);
   for (const Operand* o : {&in.src[0], &in.src[1], &in.src[2], &in.addr, &in.data, &in.dst}) {
     if (o->code < kVgpr) continue;
     bool acc = o->code >= kAgpr;

@@ -173,6 +173,15 @@ def test_wait_counts_are_exact() -> None:
     assert assembly_fault(scalar.format(1)).kind == "missing wait"
 
 
+def test_loads_return_in_order() -> None:
+    """A load may overwrite the target of one under way, and one wait covers both; others may not."""
+    load = "  global_load_dword v60, v1, s[4:5]\n"
+    use = "  v_add_u32 v60, v60, v60"
+    assert assembly_fault(2 * load + "  s_waitcnt vmcnt(0)\n" + use) is None
+    assert assembly_fault(2 * load + "  s_waitcnt vmcnt(1)\n" + use).kind == "missing wait"
+    assert assembly_fault(load + "  v_mov_b32 v60, 1").kind == "missing wait"
+
+
 def test_dma_needs_wait() -> None:
     lines = "  v_lshlrev_b32 v5, 2, v0\n  s_mov_b32 m0, 0\n  global_load_lds_dword v5, s[4:5]\n{}  ds_read_b32 v60, v5"
     assert assembly_fault(lines.format("  s_waitcnt vmcnt(0)\n"), lds=256) is None

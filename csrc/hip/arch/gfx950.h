@@ -155,6 +155,11 @@ RQ_DEVICE uint32_t count_before(LaneMask lanes) {
                                    __builtin_amdgcn_mbcnt_lo(static_cast<uint32_t>(lanes), 0));
 }
 
+// `lane` is uniform.
+RQ_DEVICE uint32_t read_lane(uint32_t value, uint32_t lane) {
+  return __builtin_amdgcn_readlane(value, lane);
+}
+
 // Sum over this lane and those before it. All lanes must be active.
 RQ_DEVICE uint32_t prefix_sum(uint32_t value) {
   constexpr int kRowShr = 0x110;                           // + distance; within rows of 16 lanes
