@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Every schema of torch.ops.rotquant_hip. The implementations register next to their code in ops/,
-// the fake kernels in rotquant_hip/fake.py. An op mutates only what its schema
-// marks, none aliases an argument or has a gradient. `_C` itself is an empty module: importing it runs the registrations.
+// the fake kernels in rotquant_hip/fake.py and fake_moe.py. An op mutates only what its schema
+// marks, none aliases an argument or has a gradient. `_C` itself is an empty module: importing it
+// runs the registrations.
 #include <Python.h>
 #include <torch/library.h>
 
@@ -84,8 +85,8 @@ TORCH_LIBRARY(rotquant_hip, m) {
       "SymInt topk, Tensor? bias=None, int config=-1) -> ()",
       tags);
   m.def(
-      "moe_reduce(Tensor rows, Tensor? topk_weights, Tensor reverse_sorted, *, Tensor? scales=None, "
-      "Tensor? shared=None, ScalarType? out_dtype=None) -> Tensor",
+      "moe_reduce(Tensor rows, Tensor? topk_weights, Tensor reverse_sorted, *, "
+      "Tensor? scales=None, Tensor? shared=None, ScalarType? out_dtype=None) -> Tensor",
       tags);
   // rotquant_hip/moe.py chooses the pipeline for fused_moe and calls the second.
   m.def(

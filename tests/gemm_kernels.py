@@ -17,6 +17,7 @@ import gfx950_kernels as kernels
 import numpy as np
 from gfx950_build import ROOT, host_library
 from numpy.typing import NDArray
+from tensors import poisoned_scales
 
 from rotquant_hip import reference
 
@@ -138,14 +139,6 @@ class Problem:
             poisoned_scales(self.a_scales),
             poisoned_scales(self.b_scales),
         )
-
-
-def poisoned_scales(scales: NDArray) -> NDArray:
-    """shuffle_scales with 255 (NaN) in every padding cell."""
-    rows, groups = scales.shape
-    padded = np.full((-(-rows // 256) * 256, -(-groups // 8) * 8), 255, np.uint8)
-    padded[:rows, :groups] = scales
-    return reference.shuffle_scales(padded)
 
 
 def make(m: int, n: int, k: int, *, bias: bool = False, seed: int = 0, spread: int = 3) -> Problem:

@@ -99,6 +99,15 @@ def assert_caught(stem: str, assembly: str, run: Callable[[], None]) -> str:
     raise AssertionError(f"{stem}: the changed kernel passed")
 
 
+def assert_all_executed(stem: str, executed: set[str], *fillers: str) -> str:
+    """Every mnemonic of the code object, but for fillers, is among `executed`; returns how many."""
+    contained = load(stem).mnemonics()
+    missing = contained - executed
+    # s_code_end: behind s_endpgm, nothing ever branches there.
+    assert missing <= {"s_code_end", *fillers}, f"{stem}: never executed: {sorted(missing)}"
+    return f"{stem:24} {len(contained):4} mnemonics, {len(missing)} not executed"
+
+
 def kernel(stem: str, *parts: str) -> tuple[emu.Object, str]:
     found = load(stem)
     names = [name for name in found.kernels if all(part in name for part in parts)]

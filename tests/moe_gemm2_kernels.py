@@ -18,6 +18,7 @@ import gfx950_kernels as kernels
 import numpy as np
 from gemm_kernels import DTYPE_INDEX, output_bound, to_float64
 from gfx950_build import ROOT, host_library
+from moe_scales import poisoned_bands
 from numpy.typing import NDArray
 
 from rotquant_hip import reference, reference_moe
@@ -151,16 +152,6 @@ def make(
     return Problem(sorting, tokens, topk, block_m, weights, a, a_scales, w2, w2_scales, added)
 
 
-def shuffled_scales(scales: NDArray) -> NDArray:
-    """[rows, G] -> shuffled [ceil32(rows), ceil8(G)] with 255 (NaN) in every padding cell."""
-    rows, groups = scales.shape
-    band_rows, band_groups = -(-rows // 32) * 32, -(-groups // 8) * 8
-    padded = np.full((band_rows, band_groups), 255, np.uint8)
-    padded[:rows, :groups] = scales
-    flat = reference.shuffle_scales(padded).reshape(-1)
-    return np.ascontiguousarray(flat[: band_rows * band_groups]).reshape(band_rows, band_groups)
-
-
 def values(codes: NDArray, scales: NDArray) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore"):
         return reference.dequant(codes, scales).astype(np.float64)
@@ -248,7 +239,7 @@ def run(
     if shuffled is None:
         shuffled = (
             reference.shuffle_weight(problem.w2),
-            shuffled_scales(np.concatenate(problem.w2_scales)),
+            poisoned_bands(np.concatenate(problem.w2_scales)),
         )
     tiles_n = -(-hidden // instance.tile_n)
     args = emu.Struct(
@@ -256,7 +247,7 @@ def run(
         *(s.sorted_ids, s.sorted_weights if weighted else None),
         *(s.sorted_expert_ids, s.num_valid, None),
         *(len(s.sorted_ids), problem.tokens, problem.topk, problem.block_m),
-        *(problem.a, shuffled_scales(problem.a_scales), *shuffled, problem.bias),
+        *(problem.a, poisoned_bands(problem.a_scales), *shuffled, problem.bias),
         *(problem.inter, hidden, len(problem.w2), index, FINISHES.index(finish), weighted),
         *(out_given, DTYPE_INDEX[out_dtype], codes, scales),
         tiles_n,

@@ -19,7 +19,9 @@ import gfx950_kernels as kernels
 import interval
 import numpy as np
 from gfx950_build import ROOT, host_library
+from moe_scales import poisoned_bands
 from numpy.typing import NDArray
+from tensors import poisoned_scales
 
 from rotquant_hip import reference
 from rotquant_hip.reference import GATE_MODES, SCALE_MODES
@@ -367,30 +369,20 @@ def rotated(problem: Problem, values: interval.Values) -> interval.Values:
 # --- running ------------------------------------------------------------------------------------
 
 
-def poisoned_scales(natural: NDArray, rows: int) -> NDArray:
-    """Shuffled [rows, ceil8(groups)], rows a multiple of 32, with 255 (NaN) in every other cell."""
-    count, groups = natural.shape
-    padded = np.full((-(-rows // 256) * 256, -(-groups // 8) * 8), 255, np.uint8)
-    padded[:count, :groups] = natural
-    return reference.shuffle_scales(padded)[:rows].copy()
-
-
 def sorted_scales(problem: Problem) -> NDArray:
     """The scales of a in sorted order; 255 in padding rows, which must not matter."""
     p = problem
     natural = np.full((len(p.sorting.sorted_ids), p.hidden // 32), 255, np.uint8)
     natural[p.routes] = p.a_scales[p.sorting.sorted_ids[p.routes] & ((1 << SLOT_SHIFT) - 1)]
-    return poisoned_scales(natural, -(-len(natural) // 32) * 32)
+    return poisoned_bands(natural)
 
 
 def given_weights(problem: Problem) -> tuple[NDArray, NDArray]:
     p = problem
     w1 = np.ascontiguousarray(reference.shuffle_weight(p.w1, gate_mode=p.gate_mode))
-    experts, rows, groups = p.w1_scale.shape
-    scale = np.full((experts, rows, -(-groups // 8) * 8), 255, np.uint8)
-    scale[:, :, :groups] = p.w1_scale
-    shuffled = reference.shuffle_scales(scale, gate_mode=p.gate_mode).reshape(-1, scale.shape[-1])
-    return w1, shuffled[: experts * rows].copy()
+    experts, rows, _ = p.w1_scale.shape
+    scale = poisoned_scales(p.w1_scale, gate_mode=p.gate_mode)
+    return w1, scale.reshape(-1, scale.shape[-1])[: experts * rows].copy()
 
 
 _ROTATION = "iPqPP"

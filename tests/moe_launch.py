@@ -12,25 +12,24 @@ import ctypes
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 
 import gfx950_emulator as emu
 import gfx950_kernels as kernels
 import moe_gemm2_kernels as gemm2_kernels
 import moe_gemm_kernels as gemm1_kernels
 import moe_rotate_kernels as rotate_kernels
+import moe_routing
 import moe_scales
+import moe_sort_kernels as sort_kernels
 import numpy as np
-from gfx950_build import host_library
 from numpy.typing import NDArray
 
 from rotquant_hip import reference
 from rotquant_hip.reference import GATE_MODES, GROUP
-from rotquant_hip.reference_moe import SLOT_SHIFT, Sorting, max_rows
+from rotquant_hip.reference_moe import SLOT_SHIFT, Sorting
 
 TOKEN_MASK = (1 << SLOT_SHIFT) - 1
 _SORTING, _ROTATION = "PPPPPqqii", "iPqPP"
-_SORT_THREADS = 1024
 
 
 @dataclass
@@ -134,35 +133,9 @@ def make_layer(
 # --- sorting ------------------------------------------------------------------------------------
 
 
-class _SortPlan(ctypes.Structure):
-    """rotquant::MoeSortPlan."""
-
-    _fields_ = [
-        ("alone", ctypes.c_bool),
-        ("groups", ctypes.c_int64),
-        ("routes_per_group", ctypes.c_int64),
-        ("fill_groups", ctypes.c_int64),
-    ]
-
-
-@cache
-def _host() -> ctypes.CDLL:
-    library = host_library(
-        "moe_launch",
-        '#include "core/moe_sort_plan.h"\n'
-        "using namespace rotquant;\n"
-        'extern "C" void plan(long routes, long rows, long zero_bytes, MoeSortPlan* out) {\n'
-        "  *out = plan_moe_sort(routes, rows, zero_bytes); }\n"
-        'extern "C" long rows(long routes, long experts, long block_m) {\n'
-        "  return moe_max_rows(routes, experts, block_m); }\n",
-    )
-    library.rows.restype = ctypes.c_long
-    return library
-
-
 def grid_rows(routes: int, experts: int, block_m: int) -> int:
     """Rows that the grids of the GEMMs cover: moe_max_rows()."""
-    return _host().rows(*map(ctypes.c_long, (routes, experts, block_m)))
+    return sort_kernels.host().rows(*map(ctypes.c_long, (routes, experts, block_m)))
 
 
 @dataclass(frozen=True)
@@ -208,46 +181,11 @@ class Routing:
 
 def sort(r: Routing, zero: NDArray | None = None, **options) -> tuple[Sorting, list[Launched]]:
     """moe_sort; `zero` is cleared by the same launches."""
-    routes, rows = r.ids.size, max_rows(r.ids.size, r.experts, r.block_m)
-    zero_bytes = 0 if zero is None else zero.nbytes
-    plan = _SortPlan()
-    _host().plan(*map(ctypes.c_long, (routes, rows, zero_bytes)), ctypes.byref(plan))
-    out = tuple(
-        kernels.poisoned((size,), np.float32 if i == 1 else np.int32)
-        for i, size in enumerate((rows, rows, rows // r.block_m, 2, routes))
-    )
-    columns = -(-r.experts // 64) * 64
-    workspace = None if plan.alone else kernels.poisoned(((plan.groups + 1) * columns,), np.int32)
-    grid = plan.groups + plan.fill_groups
-
-    def arguments(wrap) -> emu.Struct:
-        return emu.Struct(
-            "PPPqiiiiqPPPPPPqP" + "iiiiiq",
-            *(r.ids, r.weights, None),
-            *(r.tokens, r.topk, r.experts, r.experts, r.block_m, rows),
-            *(*map(wrap, out), zero, zero_bytes, workspace if plan.alone else wrap(workspace)),
-            *(plan.groups, plan.routes_per_group, grid, r.block_m.bit_length() - 1),
-            *(r.experts.bit_length(), -(-(2**32) // r.topk)),
-        )
-
-    launches = (("alone", grid),)
-    if not plan.alone:
-        launches = (("count", grid), ("sum", columns // 64), ("place", plan.groups))
-    done = []
-    for name, workgroups in launches:
-        # Later launches read what the first has written.
-        args = arguments(lambda a: a if done else emu.Uninitialized(a))
-        done.append(
-            _run(
-                "moe_sort-kernel",
-                (f"moe_sort_{name}_kernel",),
-                workgroups,
-                _SORT_THREADS,
-                [args],
-                options,
-            )
-        )
-    return Sorting(*out), done
+    given = {"num_experts": r.experts, "block_m": r.block_m, "expert_mask": None}
+    routing = moe_routing.Routing(r.ids, r.weights, given)
+    sorting, done = sort_kernels.run(routing, zero=zero, **options)
+    infos = kernels.load(sort_kernels.STEM).kernels
+    return sorting, [Launched(d.stats, infos[d.symbol], sort_kernels.THREADS) for d in done]
 
 
 # --- tokens -------------------------------------------------------------------------------------

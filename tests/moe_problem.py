@@ -14,22 +14,15 @@ import numpy as np
 import torch
 from interval import Values
 from numpy.typing import NDArray
-from tensors import poisoned_allocations, to_array, to_tensor
+from tensors import poisoned_allocations, poisoned_scales, to_array, to_tensor
 from torch import Tensor
 
 from rotquant_hip import reference as ref
 from rotquant_hip import reference_moe as ref_moe
 
 OPS = torch.ops.rotquant_hip
-ODD_INTERS = (96, 192, 224, 352, 576, 704)
 NAN = 255
-
-
-def poisoned(scales: NDArray, poison: int = NAN, gate_mode: str = "separated") -> NDArray:
-    """Shuffled scales [..., N, G] with `poison` in the padding."""
-    real = ref.shuffle_scales(np.ones_like(scales), gate_mode=gate_mode)
-    shuffled = ref.shuffle_scales(scales, gate_mode=gate_mode)
-    return np.where(real, shuffled, poison).astype(np.uint8)
+ODD_INTERS = (96, 192, 224, 352, 576, 704)
 
 
 def _float32(values: NDArray) -> NDArray:
@@ -97,7 +90,7 @@ class Problem:
     def sorted_scales(self, scales: NDArray) -> NDArray:
         """[max_rows, G] by sorted row as an op takes them, with poison where there is no route."""
         scales = np.where(self.real[:, None], scales, self.poison).astype(np.uint8)
-        return poisoned(scales, self.poison)[: -(-len(scales) // 32) * 32]
+        return poisoned_scales(scales, self.poison)[: -(-len(scales) // 32) * 32]
 
     # --- gemm1 ---------------------------------------------------------------------------------
 
@@ -106,7 +99,7 @@ class Problem:
         arrays = {
             "a": self.a,
             "w1": ref.shuffle_weight(self.w1, gate_mode=gate_mode),
-            "w1_scale": poisoned(self.w1_scale, self.poison, gate_mode),
+            "w1_scale": poisoned_scales(self.w1_scale, self.poison, gate_mode),
             "sorted_ids": s.sorted_ids,
             "sorted_weights": s.sorted_weights,
             "sorted_expert_ids": s.sorted_expert_ids,
@@ -170,7 +163,7 @@ class Problem:
             "a": self.h,
             "a_scales": self.sorted_scales(self.h_scales),
             "w2": ref.shuffle_weight(self.w2),
-            "w2_scale": poisoned(self.w2_scale, self.poison),
+            "w2_scale": poisoned_scales(self.w2_scale, self.poison),
             "sorted_ids": s.sorted_ids,
             "sorted_expert_ids": s.sorted_expert_ids,
             "num_valid": s.num_valid,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tensors import poisoned_scales
 
 from rotquant_hip import reference, reference_moe
 from rotquant_hip.reference_moe import SLOT_SHIFT, Sorting
@@ -27,6 +28,12 @@ def sorted_scales(
             rows[row] = natural[token * topk + slot if by_route else token]
     # reference.shuffle_scales pads to 256 rows; bands of 32 follow each other.
     return reference.shuffle_scales(rows)[: len(rows)]
+
+
+def poisoned_bands(natural: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """poisoned_scales of [rows, G] without the bands of 32 rows that are all padding."""
+    # A copy, for which nothing lies behind the last band.
+    return poisoned_scales(natural)[: -(-len(natural) // 32) * 32].copy()
 
 
 def random_sorting(

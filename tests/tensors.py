@@ -139,3 +139,12 @@ def poisoned_allocations():
     finally:
         torch.use_deterministic_algorithms(deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+def poisoned_scales(
+    natural: NDArray[np.uint8], poison: int = 255, gate_mode: str = "separated"
+) -> NDArray[np.uint8]:
+    """Shuffled scales of [..., N, G] with `poison` in all padding, which must not matter."""
+    real = ref.shuffle_scales(np.ones_like(natural), gate_mode=gate_mode)
+    shuffled = ref.shuffle_scales(natural, gate_mode=gate_mode)
+    return np.where(real, shuffled, poison).astype(np.uint8)

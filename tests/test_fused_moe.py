@@ -389,7 +389,7 @@ REFUSED = {
     "rotation_size": ({"rotation_size": 48}, "rotation_size: expected"),
     "rotation": ({"rotation": ONE(64, 32)}, r"rotation: expected shape \[RS, RS\]"),
     "inter_rotation_size": ({"inter_rotation_size": 64}, "a divisor of the 96 channels, got 64"),
-    "inter_rotation_size 256": ({"inter_rotation_size": 256}, "inter_rotation_size: expected 0 or"),
+    "inter_rotation_size 256": ({"inter_rotation_size": 256}, r"16, 32, 64 or 128, got 256"),
     "inter_prescale": (
         {"inter_prescale": ONE(256), "inter_rotation_size": 32},
         r"inter_prescale: expected shape \[96\]",

@@ -20,7 +20,14 @@ from hypothesis import strategies as st
 from isa import ISA_NAMES, address
 from numpy.typing import NDArray
 from strategies import seeds
-from tensors import TORCH_DTYPES, assert_values_equal, poisoned_allocations, to_array, to_tensor
+from tensors import (
+    TORCH_DTYPES,
+    assert_values_equal,
+    poisoned_allocations,
+    poisoned_scales,
+    to_array,
+    to_tensor,
+)
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -32,12 +39,6 @@ NAN = 255
 
 
 # --- problems ---------------------------------------------------------------------------------
-
-
-def poisoned_scales(scales: NDArray) -> NDArray:
-    """Shuffled, with NaN in the padding."""
-    real = ref.shuffle_scales(np.ones_like(scales))
-    return np.where(real, ref.shuffle_scales(scales), NAN).astype(np.uint8)
 
 
 @dataclass

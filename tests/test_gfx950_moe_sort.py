@@ -9,109 +9,40 @@ from __future__ import annotations
 
 import ctypes
 import re
-from functools import cache
 
 import gfx950_emulator as emu
 import gfx950_kernels as kernels
 import moe_routing as routing
+import moe_sort_kernels as sort_kernels
 import numpy as np
 import pytest
 from compare import assert_bytes_equal
 from gfx950_asm import Kernel, read_kernels
-from gfx950_build import code_objects, host_library
+from gfx950_build import code_objects
 from moe_routing import Routing
+from moe_sort_kernels import STEM, THREADS, Plan, host, plan
 from numpy.typing import NDArray
 
 from rotquant_hip.reference_moe import BLOCK_M, Sorting, max_rows
 
-STEM = "moe_sort-kernel"
-THREADS, TILE = 1024, 4096
+TILE = 4096
 
 #: Mnemonics executed so far; test_every_instruction_was_executed reads it.
 executed: set[str] = set()
 
 
-class Plan(ctypes.Structure):
-    """rotquant::MoeSortPlan."""
-
-    _fields_ = [
-        ("alone", ctypes.c_bool),
-        ("groups", ctypes.c_int64),
-        ("routes_per_group", ctypes.c_int64),
-        ("fill_groups", ctypes.c_int64),
-    ]
-
-
-PLAN_CODE = (
-    '#include "core/moe_sort_plan.h"\n'
-    "using namespace rotquant;\n"
-    'extern "C" void plan(long routes, long rows, long zero_bytes, MoeSortPlan* out) {\n'
-    "  *out = plan_moe_sort(routes, rows, zero_bytes); }\n"
-    'extern "C" long rows(long routes, long experts, long block_m) {\n'
-    "  return moe_max_rows(routes, experts, block_m); }\n"
-    'extern "C" long workspace(long routes, long rows, int local_experts) {\n'
-    "  MoeSortParams p{}; p.tokens = routes; p.topk = 1; p.max_rows = rows;\n"
-    "  p.local_experts = local_experts; return moe_sort_workspace_bytes(p); }\n"
-    'extern "C" long token(unsigned route, int topk) {\n'
-    "  return moe_sort_token(route, moe_sort_reciprocal(topk)); }\n"
-)
-
-
-@cache
-def host() -> ctypes.CDLL:
-    library = host_library("moe_sort_plan", PLAN_CODE)
-    for function in (library.rows, library.workspace, library.token):
-        function.restype = ctypes.c_long
-    return library
-
-
-def plan(routes: int, rows: int, zero_bytes: int = 0) -> Plan:
-    """How the host code cuts the sort; compiled from the project's own header."""
-    result = Plan()
-    host().plan(*map(ctypes.c_long, (routes, rows, zero_bytes)), ctypes.byref(result))
-    return result
-
-
 def run(
     r: Routing, alone: bool, zero: NDArray | None = None, groups: int = 3, **options
 ) -> tuple[Sorting, list[emu.Stats]]:
-    """Launches as moe_sort() of hip/moe_sort would, but with `groups` and the way that is asked."""
-    routes = r.tokens * r.topk
-    rows = max_rows(routes, r.local_experts, r.options["block_m"])
-    sizes = (rows, rows, rows // r.options["block_m"], 2, routes)
-    out = [
-        kernels.poisoned((size,), np.float32 if i == 1 else np.int32)
-        for i, size in enumerate(sizes)
-    ]
+    """The way that is asked, with `groups`."""
     groups = 1 if alone else groups
-    routes_per_group = -(-routes // groups)  # of the host code a multiple of THREADS
-    columns = -(-r.local_experts // 64) * 64
-    workspace = kernels.poisoned(((groups + 1) * columns,), np.int32)
-    fill_groups = 2 if zero is not None or not alone else 0
-    grid = groups + fill_groups
-    arguments = (
-        *(r.topk_ids, r.topk_weights, r.options["expert_mask"]),
-        *(r.tokens, r.topk, r.options["num_experts"], r.local_experts, r.options["block_m"], rows),
-        *(*out, zero, 0 if zero is None else zero.nbytes, workspace),
-        *(groups, routes_per_group, grid, r.options["block_m"].bit_length() - 1),
-        *(max(r.local_experts - 1, 1).bit_length(), -(-(2**32) // r.topk) if r.topk else 0),
-    )
-    # What the first launch reads before it wrote it is noticed; later ones read poison.
-    unwritten = [
-        emu.Uninitialized(a) if any(a is o for o in (*out, workspace)) else a for a in arguments
-    ]
-    launches = (("alone", grid),)
-    if not alone:
-        launches = (("count", grid), ("sum", columns // 64), ("place", groups))
-    stats = []
-    for name, blocks in launches:
-        if blocks == 0:
-            continue
-        obj, symbol = kernels.kernel(STEM, f"moe_sort_{name}_kernel")
-        args = emu.Struct("PPPqiiiiqPPPPPPqPiiiiiq", *(arguments if stats else unwritten))
-        stats.append(obj.run(symbol, grid=blocks, block=THREADS, args=[args], **options))
-        executed.update(stats[-1].mnemonics)
-    return Sorting(*out), stats
+    routes_per_group = -(-r.tokens * r.topk // groups)  # of the host code a multiple of THREADS
+    way = Plan(alone, groups, routes_per_group, 2 if zero is not None or not alone else 0)
+    sorting, launches = sort_kernels.run(r, way, zero, **options)
+    stats = [launch.stats for launch in launches]
+    for one in stats:
+        executed.update(one.mnemonics)
+    return sorting, stats
 
 
 def check(r: Routing, alone: bool, **options) -> None:
@@ -290,8 +221,6 @@ def test_the_unchanged_kernels_pass() -> None:
 
 def test_every_instruction_was_executed(capsys) -> None:
     """Runs last: each mnemonic in the code object has been executed by a test above."""
-    contained = kernels.load(STEM).mnemonics()
-    missing = contained - executed
+    line = kernels.assert_all_executed(STEM, executed)
     with capsys.disabled():
-        print(f"\n{STEM}: {len(contained)} mnemonics, {len(missing)} not executed")
-    assert missing <= {"s_code_end"}, f"never executed: {sorted(missing)}"
+        print(f"\n{line}")

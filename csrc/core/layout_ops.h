@@ -7,8 +7,7 @@
 
 namespace rotquant {
 
-// --- scales: an item is one dword of the shuffled tensor, an MFMA lane's four scales
-// --------------
+// --- scales: an item is one dword of the shuffled tensor, an MFMA lane's four scales -------------
 
 // Rows of one expert in the shuffled tensor: padded to 256, except where gate and up interleave.
 RQ_HOST_DEVICE int64_t shuffled_rows(const ShuffleScalesParams& p) {
@@ -36,8 +35,7 @@ RQ_HOST_DEVICE void shuffle_scale_dword_at(const ShuffleScalesParams& p, int64_t
   }
 }
 
-// --- weights: an item is 16 bytes, the run that both layouts keep together
-// --------------------------
+// --- weights: an item is 16 bytes, the run that both layouts keep together -----------------------
 
 constexpr int64_t kWeightChunk = 16;
 

@@ -70,26 +70,27 @@ struct GemmParams {
   int64_t workspace_bytes;
 };
 
-// --- mixture of experts ---------------------------------------------------------------------------
+// --- mixture of experts --------------------------------------------------------------------------
+
 // A route is one (token, slot) pair. Sorted rows are routes by expert, each expert padded to
 // block_m rows; see core/moe.h.
 
 struct MoeSortParams {
-  const int32_t* topk_ids;      // [tokens, topk] contiguous
-  const float* topk_weights;    // [tokens, topk] contiguous
-  const int32_t* expert_mask;   // [experts], 0 = not local, or null
-  int64_t tokens;               // < 2^24
-  int topk;                     // <= 16
-  int experts;                  // <= 1024, global
-  int local_experts;            // local ids from here on are dropped
-  int block_m;                  // 16, 32, 64, 128
-  int64_t max_rows;             // moe_max_rows()
-  int32_t* sorted_ids;          // [max_rows], 16-byte aligned
-  float* sorted_weights;        // [max_rows], 16-byte aligned
-  int32_t* sorted_expert_ids;   // [max_rows / block_m]
-  int32_t* num_valid;           // [2]
-  int32_t* reverse_sorted;      // [tokens * topk]
-  void* zero;                   // zeroed as well, or null; any alignment
+  const int32_t* topk_ids;     // [tokens, topk] contiguous
+  const float* topk_weights;   // [tokens, topk] contiguous
+  const int32_t* expert_mask;  // [experts], 0 = not local, or null
+  int64_t tokens;              // < 2^24
+  int topk;                    // <= 16
+  int experts;                 // <= 1024, global
+  int local_experts;           // local ids from here on are dropped
+  int block_m;                 // 16, 32, 64, 128
+  int64_t max_rows;            // moe_max_rows()
+  int32_t* sorted_ids;         // [max_rows], 16-byte aligned
+  float* sorted_weights;       // [max_rows], 16-byte aligned
+  int32_t* sorted_expert_ids;  // [max_rows / block_m]
+  int32_t* num_valid;          // [2]
+  int32_t* reverse_sorted;     // [tokens * topk]
+  void* zero;                  // zeroed as well, or null; any alignment
   int64_t zero_bytes;
   int32_t* workspace;  // moe_sort_workspace_bytes() of it; null if that is 0
 };
@@ -180,13 +181,13 @@ struct MoeGemm2Params {
 
 // out[t] = shared[t] + sum over slots, ascending, of weight * rows[t, slot]; float32, rounded once.
 struct MoeReduceParams {
-  const void* rows;     // [tokens * topk, hidden] of `rows_dtype`, or null
-  const uint8_t* codes;   // else MXFP4 rows
+  const void* rows;      // [tokens * topk, hidden] of `rows_dtype`, or null
+  const uint8_t* codes;  // else MXFP4 rows
   const uint8_t* scales;
   DType rows_dtype;
   const float* topk_weights;      // [tokens * topk] or null: all 1
   const int32_t* reverse_sorted;  // [tokens * topk]; a negative one is a dropped route
-  const void* shared;  // [tokens, hidden] contiguous of `out_dtype`, or null
+  const void* shared;             // [tokens, hidden] contiguous of `out_dtype`, or null
   int64_t tokens, hidden;
   int topk;
   void* out;  // [tokens, hidden] contiguous

@@ -69,8 +69,7 @@ RQ_INLINE f32v butterfly_signs() {
   return s;
 }
 
-// --- 16-bit formats, by integer arithmetic: exact, and the same on every instruction set
-// ----------
+// --- 16-bit formats, by integer arithmetic: exact, and the same on every instruction set ---------
 
 RQ_INLINE f32v from_bf16(u16v h) { return as_float(__builtin_convertvector(h, u32v) << 16); }
 

@@ -30,12 +30,16 @@ bool interleaved(std::string_view gate_mode) {
   TORCH_CHECK(false, "gate_mode: expected 'separated' or 'interleave', got '", gate_mode, "'");
 }
 
-at::Tensor bytes_of(const at::Tensor& t, const char* argument) {
+void check_bytes(const at::Tensor& t, const char* argument) {
   const auto type = t.scalar_type();
   RQ_CHECK(type == at::kByte || type == at::ScalarType::Float4_e2m1fn_x2 ||
                type == at::ScalarType::Float8_e8m0fnu,
            argument, "dtype uint8 (or float4_e2m1fn_x2 / float8_e8m0fnu)", type);
-  return (type == at::kByte ? t : t.view(at::kByte)).contiguous();
+}
+
+at::Tensor bytes_of(const at::Tensor& t, const char* argument) {
+  check_bytes(t, argument);
+  return (t.scalar_type() == at::kByte ? t : t.view(at::kByte)).contiguous();
 }
 
 at::Tensor aligned_bytes_of(const at::Tensor& t, const char* argument) {

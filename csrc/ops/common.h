@@ -26,8 +26,10 @@ DType dtype_of(at::ScalarType type, const char* argument);
 ScaleMode scale_mode_of(std::string_view name);
 bool interleaved(std::string_view gate_mode);
 
-// uint8, or a torch dtype of the same width (float4_e2m1fn_x2, float8_e8m0fnu), as contiguous
-// uint8.
+// uint8, or a torch dtype of the same width: float4_e2m1fn_x2, float8_e8m0fnu.
+void check_bytes(const at::Tensor& t, const char* argument);
+
+// The same as contiguous uint8.
 at::Tensor bytes_of(const at::Tensor& t, const char* argument);
 
 // Kernels load 16 bytes at a time; a view into a larger tensor may start anywhere.

@@ -45,14 +45,6 @@ struct Sizes {
   int64_t tokens, topk, hidden, inter, experts;  // experts: local ones, shared ones too
 };
 
-// The check of bytes_of without its copy of strided tensors.
-void check_bytes(const at::Tensor& t, const char* argument) {
-  const auto type = t.scalar_type();
-  RQ_CHECK(type == at::kByte || type == at::ScalarType::Float4_e2m1fn_x2 ||
-               type == at::ScalarType::Float8_e8m0fnu,
-           argument, "dtype uint8 (or float4_e2m1fn_x2 / float8_e8m0fnu)", type);
-}
-
 Sizes check_shapes(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2,
                    const at::Tensor& topk_weights, const at::Tensor& topk_ids) {
   dtype_of(x.scalar_type(), "x");

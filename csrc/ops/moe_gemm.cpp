@@ -8,68 +8,41 @@
 
 #include <limits>
 
-#include "core/hadamard.h"
 #include "core/moe_configs.h"
 #include "cpu/backend.h"
-#include "cpu/moe_rotate_quant.h"
-#include "ops/moe.h"
+#include "ops/moe_sorting.h"
+#include "ops/rotation.h"
 
 namespace rotquant::ops {
 namespace {
 
-// --- checks of what the GEMMs share
-// ---------------------------------------------------------------
+// --- checks of what the GEMMs share --------------------------------------------------------------
 
-// A sorting after the checks; owns what the params point into.
-struct CheckedSorting {
-  at::Tensor ids, weights, experts, valid;
-  MoeSorting params;
-};
-
-at::Tensor checked_ids(const at::Tensor& t, const char* argument, const char* shape,
-                       const at::Tensor& a) {
-  check_device(t, argument, a);
-  RQ_CHECK(t.scalar_type() == at::kInt, argument, "dtype int32, as moe_sort returns it",
-           t.scalar_type());
-  RQ_CHECK(t.dim() == 1, argument, c10::str("shape ", shape), "shape ", t.sizes());
-  return t.contiguous();
-}
-
-CheckedSorting check_sorting(const at::Tensor& a, const at::Tensor& sorted_ids,
-                             const OptionalTensor& sorted_weights,
-                             const at::Tensor& sorted_expert_ids, const at::Tensor& num_valid,
-                             int64_t tokens, int64_t topk) {
-  CheckedSorting s;
-  s.ids = checked_ids(sorted_ids, "sorted_ids", "[max_rows]", a);
-  s.experts = checked_ids(sorted_expert_ids, "sorted_expert_ids", "[max_rows / block_m]", a);
-  s.valid = checked_ids(num_valid, "num_valid", "[2]", a);
-  RQ_CHECK(s.valid.size(0) == 2, "num_valid", "shape [2]", "shape ", num_valid.sizes());
-  RQ_CHECK(topk >= 1 && topk <= kMoeMaxTopk, "topk", c10::str("1 to ", kMoeMaxTopk), topk);
-  RQ_CHECK(tokens >= 0 && tokens < kMoeMaxTokens, "tokens", c10::str("0 to ", kMoeMaxTokens - 1),
-           tokens);
-  const int64_t rows = s.ids.size(0), blocks = s.experts.size(0);
+// With what the GEMMs read besides the ids: blocks of rows, each of one expert.
+CheckedSorting check_blocks(const at::Tensor& a, const at::Tensor& sorted_ids,
+                            const OptionalTensor& sorted_weights,
+                            const at::Tensor& sorted_expert_ids, const at::Tensor& num_valid,
+                            int64_t tokens, int64_t topk) {
+  CheckedSorting s = check_sorting(a, sorted_ids, num_valid, tokens, topk);
+  s.tensors.sorted_expert_ids =
+      sorting_part(sorted_expert_ids, "sorted_expert_ids", "[max_rows / block_m]", a);
+  const int64_t rows = s.params.max_rows, blocks = sorted_expert_ids.size(0);
   const int64_t block_m = blocks == 0 ? 0 : rows / blocks;
   const bool known = block_m == 16 || block_m == 32 || block_m == 64 || block_m == 128;
   RQ_CHECK(rows == blocks * block_m && (rows == 0 || known), "sorted_expert_ids",
            c10::str("one expert for every 16, 32, 64 or 128 of the ", rows, " rows of sorted_ids"),
            "shape ", sorted_expert_ids.sizes());
+  s.params.sorted_expert_ids = s.tensors.sorted_expert_ids.const_data_ptr<int32_t>();
+  s.params.block_m = static_cast<int>(block_m);
   if (sorted_weights) {
     check_device(*sorted_weights, "sorted_weights", a);
     RQ_CHECK(sorted_weights->scalar_type() == at::kFloat, "sorted_weights", "dtype float32",
              sorted_weights->scalar_type());
     RQ_CHECK(sorted_weights->dim() == 1 && sorted_weights->size(0) == rows, "sorted_weights",
              c10::str("shape [", rows, "]"), "shape ", sorted_weights->sizes());
-    s.weights = sorted_weights->contiguous();
+    s.tensors.sorted_weights = sorted_weights->contiguous();
+    s.params.sorted_weights = s.tensors.sorted_weights.const_data_ptr<float>();
   }
-  s.params = {s.ids.const_data_ptr<int32_t>(),
-              sorted_weights ? s.weights.const_data_ptr<float>() : nullptr,
-              s.experts.const_data_ptr<int32_t>(),
-              s.valid.const_data_ptr<int32_t>(),
-              nullptr,
-              rows,
-              tokens,
-              static_cast<int>(topk),
-              static_cast<int>(block_m)};
   return s;
 }
 
@@ -78,8 +51,7 @@ at::Tensor checked_scales(const at::Tensor& scales_in, const char* argument, int
                           int64_t k, const at::Tensor& a) {
   const at::Tensor scales = aligned_bytes_of(scales_in, argument);
   check_device(scales, argument, a);
-  const std::vector<int64_t> expected{moe_scale_rows(max_rows),
-                                      round_up_to(k / kGroup, kScaleTileGroups)};
+  const std::vector<int64_t> expected = sorted_scales_shape(max_rows, k);
   RQ_CHECK(scales.sizes() == at::IntArrayRef(expected), argument,
            c10::str("sorted, shuffled scales of shape ", at::IntArrayRef(expected)), "shape ",
            scales.sizes());
@@ -154,8 +126,7 @@ void run_items(const std::vector<cpu::MoeTile>& tiles, int64_t items, int64_t ro
   parallel_items(items, std::max<int64_t>(1, rows * row_products / items / kProductsPerElement), f);
 }
 
-// --- gemm1
-// ----------------------------------------------------------------------------------------
+// --- gemm1 ---------------------------------------------------------------------------------------
 
 Activate activation_of(std::string_view name) {
   if (name == "silu") return Activate::silu;
@@ -175,78 +146,18 @@ MoeActivation check_activation(std::string_view name, std::optional<double> limi
   return {kind, static_cast<float>(limit.value_or(kNone)), static_cast<float>(alpha)};
 }
 
-// Names of the arguments of one of gemm1's two rotations, and its largest size.
-struct RotationNames {
-  const char *matrix, *size, *prescale;
-  int largest;
-};
-constexpr RotationNames kOfTokens{"rotation", "rotation_size", "prescale", kMaxRotation};
-constexpr RotationNames kOfIntermediate{"inter_rotation", "inter_rotation_size", "inter_prescale",
-                                        128};
+constexpr RotationArguments kOfTokens{.x = nullptr, .or_none = true};
+constexpr RotationArguments kOfIntermediate{.matrix = "inter_rotation",
+                                            .size = "inter_rotation_size",
+                                            .prescale = "inter_prescale",
+                                            .x = nullptr,
+                                            .largest = 128,
+                                            .or_none = true,
+                                            .transposed = true};
 
-// A rotation of k channels after the checks; owns the copies in the back end's dtype.
-struct CheckedRotation {
-  at::Tensor matrix, prescale;
-  Rotation params{};
-};
-
-// Its size, 0 for none; `a` only says the device.
-int64_t check_rotation_size(const RotationNames& names, int64_t k, const OptionalTensor& matrix,
-                            std::optional<int64_t> size_in, const OptionalTensor& prescale,
-                            const at::Tensor& a) {
-  if (matrix) {
-    check_device(*matrix, names.matrix, a);
-    RQ_CHECK(matrix->is_floating_point(), names.matrix, "a floating-point dtype",
-             matrix->scalar_type());
-    RQ_CHECK((matrix->dim() == 2 || matrix->dim() == 3) && matrix->size(-1) == matrix->size(-2),
-             names.matrix, "shape [RS, RS] or [channels / RS, RS, RS]", "shape ", matrix->sizes());
-    // The default is 0: with a matrix it is no wish.
-    RQ_CHECK(!size_in.value_or(0) || *size_in == matrix->size(-1), names.size,
-             c10::str(matrix->size(-1), ", the size of `", names.matrix, "`"), *size_in);
-  }
-  const int64_t size = matrix ? matrix->size(-1) : size_in.value_or(64);
-  RQ_CHECK(size != 0 || !prescale, names.prescale,
-           c10::str("None without a rotation (", names.size, " 0)"), "a tensor");
-  if (size == 0 && !matrix) return 0;
-  const bool known =
-      size <= names.largest && for_rotation_size(static_cast<int>(size), []<int>() {});
-  RQ_CHECK(known, names.size, c10::str("0 or a power of two from 16 to ", names.largest), size);
-  RQ_CHECK(k % size == 0, names.size, c10::str("a divisor of the ", k, " channels"), size);
-  RQ_CHECK(!matrix || matrix->dim() == 2 || matrix->size(0) == k / size, names.matrix,
-           c10::str("one matrix, or ", k / size, " (channels / RS) of them"), "shape ",
-           matrix->sizes());
-  if (prescale) {
-    check_device(*prescale, names.prescale, a);
-    RQ_CHECK(prescale->is_floating_point(), names.prescale, "a floating-point dtype",
-             prescale->scalar_type());
-    RQ_CHECK(prescale->dim() == 1 && prescale->size(0) == k, names.prescale,
-             c10::str("shape [", k, "]"), "shape ", prescale->sizes());
-  }
-  return size;
-}
-
-CheckedRotation check_rotation(const RotationNames& names, int64_t k, const OptionalTensor& matrix,
-                               std::optional<int64_t> size_in, const OptionalTensor& prescale,
-                               const at::Tensor& a) {
-  CheckedRotation checked;
-  const int64_t size = check_rotation_size(names, k, matrix, size_in, prescale, a);
-  checked.params.size = static_cast<int>(size);
-  if (matrix) {
-    checked.params.matrix_stride = matrix->dim() == 3 ? size * size : 0;
-    if (runs_on_gpu(a)) {
-      // The transpose: there the values are the matrix product's second operand.
-      checked.matrix = matrix->transpose(-1, -2).to(at::kBFloat16).contiguous();
-      checked.params.matrix_bf16 = static_cast<const uint16_t*>(checked.matrix.const_data_ptr());
-    } else {
-      checked.matrix = matrix->to(at::kFloat).contiguous();
-      checked.params.matrix = checked.matrix.const_data_ptr<float>();
-    }
-  }
-  if (prescale) {
-    checked.prescale = prescale->to(at::kFloat).contiguous();
-    checked.params.prescale = checked.prescale.const_data_ptr<float>();
-  }
-  return checked;
+// A matrix brings its own size: the default, 0, is no wish beside it.
+std::optional<int64_t> size_beside(const OptionalTensor& matrix, std::optional<int64_t> size) {
+  return matrix && size == 0 ? std::nullopt : size;
 }
 
 ScaleMode check_scale_mode(std::string_view name) {
@@ -255,31 +166,6 @@ ScaleMode check_scale_mode(std::string_view name) {
               "scale_mode: expected 'round_up', 'floor', 'even' or 'ceil', which the GEMM can do, "
               "got 'mse'");
   return mode;
-}
-
-// CPU: the codes and sorted scales of x, which the GPU makes inside its kernel.
-std::tuple<at::Tensor, at::Tensor> quantised(const MoeGemm1Params& p, const at::Tensor& a) {
-  const int64_t groups = p.k / kGroup;
-  const auto options = a.options().dtype(at::kByte);
-  const at::Tensor codes = at::empty({p.x.rows, p.k / 2}, options);
-  const at::Tensor natural = at::empty({p.x.rows, groups}, options);
-  const at::Tensor scales = at::empty(
-      {moe_scale_rows(p.sorting.max_rows), round_up_to(groups, kScaleTileGroups)}, options);
-  const RotateQuantParams params{p.x,
-                                 p.rotation,
-                                 ElementFormat::e2m1,
-                                 p.scale_mode,
-                                 false,
-                                 false,
-                                 codes.mutable_data_ptr<uint8_t>(),
-                                 natural.mutable_data_ptr<uint8_t>()};
-  parallel_items(cpu::rotate_quant_items(params), std::max(p.rotation.size, kGroup),
-                 [&](int64_t begin, int64_t end) { cpu::rotate_quant(params, begin, end); });
-  const MoeSortScalesParams sort{params.scales, false, groups, p.sorting,
-                                 scales.mutable_data_ptr<uint8_t>()};
-  parallel_items(cpu::moe_sort_scales_items(sort), kScaleTileRows * groups,
-                 [&](int64_t begin, int64_t end) { cpu::moe_sort_scales(sort, begin, end); });
-  return {codes, scales};
 }
 
 }  // namespace
@@ -295,9 +181,10 @@ int64_t check_moe_gemm1_options(const at::Tensor& x, int64_t inter, std::string_
   check_activation(activation, limit, alpha);
   interleaved(gate_mode);
   check_scale_mode(scale_mode);
-  check_rotation_size(kOfTokens, x.size(1), rotation, rotation_size, prescale, x);
-  return check_rotation_size(kOfIntermediate, inter, inter_rotation, inter_rotation_size,
-                             inter_prescale, x);
+  check_rotation_size(kOfTokens, x, x.size(1), rotation, size_beside(rotation, rotation_size),
+                      prescale);
+  return check_rotation_size(kOfIntermediate, x, inter, inter_rotation,
+                             size_beside(inter_rotation, inter_rotation_size), inter_prescale);
 }
 
 std::tuple<at::Tensor, at::Tensor> moe_gemm1(
@@ -330,7 +217,7 @@ std::tuple<at::Tensor, at::Tensor> moe_gemm1(
   }
   RQ_CHECK(p.k > 0, "a", "at least one group of channels", "shape ", a.sizes());
   const CheckedSorting sorting =
-      check_sorting(a, sorted_ids, sorted_weights, sorted_expert_ids, num_valid, a.size(0), topk);
+      check_blocks(a, sorted_ids, sorted_weights, sorted_expert_ids, num_valid, a.size(0), topk);
   p.sorting = sorting.params;
   const int64_t max_rows = p.sorting.max_rows;
   at::Tensor a_scales;
@@ -356,14 +243,15 @@ std::tuple<at::Tensor, at::Tensor> moe_gemm1(
            "a tensor");
   RQ_CHECK(inside || rotation_size == 0, "rotation_size", "0: the codes in `a` are rotated already",
            rotation_size ? c10::str(*rotation_size) : "None");
-  const CheckedRotation rotation =
-      check_rotation(kOfTokens, p.k, rotation_in, rotation_size, prescale, a);
+  const CheckedRotation rotation = check_rotation(
+      kOfTokens, a, p.k, rotation_in, size_beside(rotation_in, rotation_size), prescale);
   TORCH_CHECK(!rotation_in || !runs_on_gpu(a),
               "rotation: expected None on a GPU, where only the Hadamard is done inside the GEMM "
               "(moe_rotate_quant takes a matrix), got a tensor");
   p.rotation = rotation.params;
-  const CheckedRotation inter_rotation = check_rotation(kOfIntermediate, p.inter, inter_rotation_in,
-                                                        inter_rotation_size, inter_prescale, a);
+  const CheckedRotation inter_rotation =
+      check_rotation(kOfIntermediate, a, p.inter, inter_rotation_in,
+                     size_beside(inter_rotation_in, inter_rotation_size), inter_prescale);
   p.inter_rotation = inter_rotation.params;
   p.scale_mode = check_scale_mode(scale_mode);
 
@@ -385,8 +273,7 @@ std::tuple<at::Tensor, at::Tensor> moe_gemm1(
 
   const auto options = a.options().dtype(at::kByte);
   at::Tensor codes = at::empty({max_rows, p.inter / 2}, options);
-  at::Tensor scales = at::empty(
-      {moe_scale_rows(max_rows), round_up_to(p.inter / kGroup, kScaleTileGroups)}, options);
+  at::Tensor scales = at::empty(sorted_scales_shape(max_rows, p.inter), options);
   p.codes = codes.mutable_data_ptr<uint8_t>();
   p.scales = scales.mutable_data_ptr<uint8_t>();
   if (max_rows == 0) return {codes, scales};
@@ -398,7 +285,8 @@ std::tuple<at::Tensor, at::Tensor> moe_gemm1(
 #endif
   at::Tensor x_codes;
   if (inside) {
-    std::tie(x_codes, a_scales) = quantised(p, a);
+    std::tie(x_codes, a_scales) =
+        rotate_quant_sorted(p.x, p.rotation, p.scale_mode, false, p.sorting, options);
     p.a = x_codes.const_data_ptr<uint8_t>();
     p.a_scales = a_scales.const_data_ptr<uint8_t>();
   }
@@ -408,8 +296,7 @@ std::tuple<at::Tensor, at::Tensor> moe_gemm1(
   return {codes, scales};
 }
 
-// --- gemm2
-// ----------------------------------------------------------------------------------------
+// --- gemm2 ---------------------------------------------------------------------------------------
 
 namespace {
 
@@ -429,7 +316,7 @@ CheckedGemm2 check_gemm2(const at::Tensor& a_in, const at::Tensor& a_scales, con
   CheckedGemm2 c;
   c.a = aligned_bytes_of(a_in, "a");
   c.sorting =
-      check_sorting(c.a, sorted_ids, sorted_weights, sorted_expert_ids, num_valid, tokens, topk);
+      check_blocks(c.a, sorted_ids, sorted_weights, sorted_expert_ids, num_valid, tokens, topk);
   const int64_t max_rows = c.sorting.params.max_rows;
   RQ_CHECK(c.a.dim() == 2 && c.a.size(0) == max_rows && c.a.size(1) > 0 &&
                c.a.size(1) % kGroupBytes == 0,

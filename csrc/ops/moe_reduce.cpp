@@ -5,9 +5,8 @@
 #endif
 #include <torch/library.h>
 
-#include "core/moe.h"
 #include "cpu/backend.h"
-#include "ops/moe.h"
+#include "ops/moe_sorting.h"
 
 namespace rotquant::ops {
 namespace {
@@ -66,12 +65,10 @@ at::Tensor moe_reduce(const at::Tensor& rows_in, const OptionalTensor& topk_weig
              "scales", c10::str("natural scales of shape [", routes, ", ", p.hidden / kGroup, "]"),
              "shape ", scales.sizes());
 
-  check_device(reverse_sorted, "reverse_sorted", rows);
-  RQ_CHECK(reverse_sorted.scalar_type() == at::kInt, "reverse_sorted",
-           "dtype int32, as moe_sort returns it", reverse_sorted.scalar_type());
-  RQ_CHECK(reverse_sorted.dim() == 1 && reverse_sorted.size(0) == routes, "reverse_sorted",
-           c10::str("shape [", routes, "]"), "shape ", reverse_sorted.sizes());
-  const at::Tensor reverse = reverse_sorted.contiguous();
+  const std::string shape = c10::str("[", routes, "]");
+  const at::Tensor reverse = sorting_part(reverse_sorted, "reverse_sorted", shape, rows);
+  RQ_CHECK(reverse.size(0) == routes, "reverse_sorted", c10::str("shape ", shape), "shape ",
+           reverse.sizes());
   p.reverse_sorted = reverse.const_data_ptr<int32_t>();
   at::Tensor weights;
   if (topk_weights) {

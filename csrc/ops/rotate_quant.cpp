@@ -56,7 +56,8 @@ std::tuple<at::Tensor, at::Tensor> rotate_quant(const at::Tensor& x, const Optio
                                                 std::string_view scale_mode, bool shuffle_scales,
                                                 bool bf16_intermediate) {
   const Rows rows = rows_of(x);
-  const CheckedRotation checked = check_rotation(x, rotation, rotation_size, prescale);
+  const CheckedRotation checked =
+      check_rotation({}, x, rows.params.k, rotation, rotation_size, prescale);
   return run_quant(x, rows, checked.params, scale_mode, shuffle_scales, bf16_intermediate);
 }
 
@@ -64,7 +65,8 @@ at::Tensor rotate(const at::Tensor& x, const OptionalTensor& rotation,
                   std::optional<int64_t> rotation_size, const OptionalTensor& prescale,
                   std::optional<at::ScalarType> out_dtype) {
   const Rows rows = rows_of(x);
-  const CheckedRotation checked = check_rotation(x, rotation, rotation_size, prescale);
+  const CheckedRotation checked =
+      check_rotation({}, x, rows.params.k, rotation, rotation_size, prescale);
   const at::ScalarType out_type = out_dtype.value_or(x.scalar_type());
   const DType y_dtype = dtype_of(out_type, "out_dtype");
   at::Tensor y = at::empty(x.sizes(), x.options().dtype(out_type));

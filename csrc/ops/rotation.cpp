@@ -1,56 +1,78 @@
 // SPDX-License-Identifier: MIT
 #include "ops/rotation.h"
 
-#include "core/hadamard.h"
-
 namespace rotquant::ops {
+namespace {
 
-CheckedRotation check_rotation(const at::Tensor& x, const OptionalTensor& rotation,
-                               std::optional<int64_t> rotation_size, const OptionalTensor& prescale,
-                               RotationSizes sizes) {
-  const int64_t k = x.size(-1);
-  if (rotation) {
-    const at::Tensor& r = *rotation;
-    check_device(r, "rotation", x);
-    RQ_CHECK(r.is_floating_point(), "rotation", "a floating-point dtype", r.scalar_type());
-    RQ_CHECK((r.dim() == 2 || r.dim() == 3) && r.size(-1) == r.size(-2), "rotation",
-             "shape [RS, RS] or [K / RS, RS, RS]", "shape ", r.sizes());
-    RQ_CHECK(!rotation_size || *rotation_size == r.size(-1), "rotation_size",
-             c10::str(r.size(-1), ", the size of `rotation`"), *rotation_size);
-  }
-  const int64_t size = rotation ? rotation->size(-1) : rotation_size.value_or(64);
-  const bool or_none = sizes == RotationSizes::any_or_none;
-  if (or_none && size == 0 && !rotation) {
-    RQ_CHECK(!prescale, "prescale", "None with rotation_size 0, which only quantises", "a tensor");
-    return {};
-  }
-  const bool is_int = size == static_cast<int>(size);
-  RQ_CHECK(is_int && for_rotation_size(static_cast<int>(size), []<int>() {}), "rotation_size",
-           or_none ? "0 (no rotation), 16, 32, 64, 128 or 256" : "16, 32, 64, 128 or 256", size);
-  RQ_CHECK(k % size == 0, "x", c10::str("last dimension divisible by rotation_size ", size),
-           "shape ", x.sizes());
-  RQ_CHECK(!rotation || rotation->dim() == 2 || rotation->size(0) == k / size, "rotation",
-           c10::str("one matrix, or ", k / size, " (K / rotation_size) of them"), "shape ",
-           rotation->sizes());
+// "0 (no rotation), 16, 32 or 64"
+std::string sizes_of(const RotationArguments& arguments) {
+  std::string sizes = arguments.or_none ? "0 (no rotation), " : "";
+  for (int size = kMinRotation; size < arguments.largest; size *= 2)
+    sizes += c10::str(size, 2 * size < arguments.largest ? ", " : " or ");
+  return c10::str(sizes, arguments.largest);
+}
 
+}  // namespace
+
+int64_t check_rotation_size(const RotationArguments& arguments, const at::Tensor& x, int64_t k,
+                            const OptionalTensor& matrix, std::optional<int64_t> size_in,
+                            const OptionalTensor& prescale) {
+  const char* channels = arguments.x ? "K" : "channels";
+  if (matrix) {
+    const at::Tensor& r = *matrix;
+    check_device(r, arguments.matrix, x);
+    RQ_CHECK(r.is_floating_point(), arguments.matrix, "a floating-point dtype", r.scalar_type());
+    RQ_CHECK((r.dim() == 2 || r.dim() == 3) && r.size(-1) == r.size(-2), arguments.matrix,
+             c10::str("shape [RS, RS] or [", channels, " / RS, RS, RS]"), "shape ", r.sizes());
+    RQ_CHECK(!size_in || *size_in == r.size(-1), arguments.size,
+             c10::str(r.size(-1), ", the size of `", arguments.matrix, "`"), *size_in);
+  }
+  const int64_t size = matrix ? matrix->size(-1) : size_in.value_or(64);
+  if (arguments.or_none && size == 0 && !matrix) {
+    RQ_CHECK(!prescale, arguments.prescale,
+             c10::str("None without a rotation (", arguments.size, " 0)"), "a tensor");
+    return 0;
+  }
+  const bool in_range = size >= kMinRotation && size <= arguments.largest;
+  RQ_CHECK(in_range && for_rotation_size(static_cast<int>(size), []<int>() {}), arguments.size,
+           sizes_of(arguments), size);
+  if (arguments.x)
+    RQ_CHECK(k % size == 0, arguments.x,
+             c10::str("last dimension divisible by ", arguments.size, " ", size), "shape ",
+             x.sizes());
+  RQ_CHECK(k % size == 0, arguments.size, c10::str("a divisor of the ", k, " channels"), size);
+  RQ_CHECK(
+      !matrix || matrix->dim() == 2 || matrix->size(0) == k / size, arguments.matrix,
+      c10::str("one matrix, or ", k / size, " (", channels, " / ", arguments.size, ") of them"),
+      "shape ", matrix->sizes());
+  if (prescale) {
+    check_device(*prescale, arguments.prescale, x);
+    RQ_CHECK(prescale->is_floating_point(), arguments.prescale, "a floating-point dtype",
+             prescale->scalar_type());
+    RQ_CHECK(prescale->dim() == 1 && prescale->size(0) == k, arguments.prescale,
+             c10::str("shape [", k, "]"), "shape ", prescale->sizes());
+  }
+  return size;
+}
+
+CheckedRotation check_rotation(const RotationArguments& arguments, const at::Tensor& x, int64_t k,
+                               const OptionalTensor& matrix, std::optional<int64_t> size_in,
+                               const OptionalTensor& prescale) {
+  const int64_t size = check_rotation_size(arguments, x, k, matrix, size_in, prescale);
   CheckedRotation checked;
-  checked.params = {static_cast<int>(size), nullptr, 0, nullptr, nullptr};
-  if (rotation) {
-    checked.params.matrix_stride = rotation->dim() == 3 ? size * size : 0;
+  checked.params.size = static_cast<int>(size);
+  if (matrix) {
+    checked.params.matrix_stride = matrix->dim() == 3 ? size * size : 0;
     if (runs_on_gpu(x)) {
-      checked.matrix = rotation->to(at::kBFloat16).contiguous();
+      const at::Tensor r = arguments.transposed ? matrix->transpose(-1, -2) : *matrix;
+      checked.matrix = r.to(at::kBFloat16).contiguous();
       checked.params.matrix_bf16 = static_cast<const uint16_t*>(checked.matrix.const_data_ptr());
     } else {
-      checked.matrix = rotation->to(at::kFloat).contiguous();
+      checked.matrix = matrix->to(at::kFloat).contiguous();
       checked.params.matrix = checked.matrix.const_data_ptr<float>();
     }
   }
   if (prescale) {
-    check_device(*prescale, "prescale", x);
-    RQ_CHECK(prescale->is_floating_point(), "prescale", "a floating-point dtype",
-             prescale->scalar_type());
-    RQ_CHECK(prescale->dim() == 1 && prescale->size(0) == k, "prescale",
-             c10::str("shape [", k, "]"), "shape ", prescale->sizes());
     checked.prescale = prescale->to(at::kFloat).contiguous();
     checked.params.prescale = checked.prescale.const_data_ptr<float>();
   }

@@ -10,10 +10,10 @@
 namespace rotquant::device {
 
 struct ExpertTile {
-  bool any;          // else nothing is to be done
-  uint32_t expert;   // local
-  int64_t row0;      // of the sorted rows
-  uint32_t n;        // tile of weight rows
+  bool any;         // else nothing is to be done
+  uint32_t expert;  // local
+  int64_t row0;     // of the sorted rows
+  uint32_t n;       // tile of weight rows
 };
 
 // Blocks of one expert follow each other, and with them the workgroups that share its weights

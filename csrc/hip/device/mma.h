@@ -44,9 +44,9 @@ struct Operands {
   int64_t padded_groups;  // ceil8(k / 32)
 };
 
-// Where the weight fragments of a workgroup tile come from: those that follow `first`; past the last
-// one it is the last one again. Fragments 2q and 2q + 1 share a band of scales. The GEMM over gate
-// and up has another of these.
+// Where the weight fragments of a workgroup tile come from: those that follow `first`; past the
+// last one it is the last one again. Fragments 2q and 2q + 1 share a band of scales. The GEMM over
+// gate and up has another of these.
 struct DenseWeights {
   int64_t first;   // weight row / 16, even, that offsets count from; uniform
   uint32_t count;  // of fragments from there on that exist, >= 1

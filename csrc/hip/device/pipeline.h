@@ -37,8 +37,8 @@ RQ_DEVICE void direct_product(const DirectOperands<kTokens, kWeights>& operands,
 // into the second half, tells that nobody reads the step's buffer any more and that the next step
 // is there; then the step after that is loaded into the buffer, and has a whole step to arrive.
 
-// acc += steps first .. end - 1. Steps are loaded in pairs: the last one, or without any k both, may
-// not exist.
+// acc += steps first .. end - 1. Steps are loaded in pairs: the last one, or without any k both,
+// may not exist.
 template <int kTokens, int kWeights, int kWavesM, int kWavesN>
 RQ_DEVICE void staged_product(StagedOperands<kTokens, kWeights, kWavesM, kWavesN>& operands,
                               uint32_t first, uint32_t end, f32x4 (&acc)[kTokens][kWeights]) {

@@ -201,8 +201,7 @@ extern "C" {
 
 unsigned long long gfx950_emulator_launches(void) { return launches; }
 
-// --- what compiled host code calls before main and around <<<>>>
-// ----------------------------------------
+// --- what compiled host code calls before main and around <<<>>> ---------------------------------
 
 struct FatBinary {  // clang's __CudaFatBinaryWrapper
   uint32_t magic, version;
@@ -247,8 +246,7 @@ hipError_t __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* dynamic_ld
   return hipSuccess;
 }
 
-// --- launches
-// -------------------------------------------------------------------------------------------
+// --- launches ------------------------------------------------------------------------------------
 
 hipError_t hipLaunchKernel(const void* stub, dim3 grid, dim3 block, void** args, size_t dynamic_lds,
                            hipStream_t) {
@@ -281,8 +279,7 @@ hipError_t hipLaunchCooperativeKernel(const void*, dim3, dim3, void**, unsigned 
   return unsupported("hipLaunchCooperativeKernel");
 }
 
-// --- modules
-// --------------------------------------------------------------------------------------------
+// --- modules -------------------------------------------------------------------------------------
 
 hipError_t hipModuleLoadData(hipModule_t* out, const void* image) {
   if (!out || !image) return result(hipErrorInvalidValue);
@@ -312,8 +309,7 @@ hipError_t hipModuleGetGlobal(hipDeviceptr_t* address, size_t* bytes, hipModule_
   return symbol(*m, name, address, bytes);
 }
 
-// --- variables
-// ------------------------------------------------------------------------------------------
+// --- variables -----------------------------------------------------------------------------------
 
 hipError_t hipGetSymbolAddress(void** address, const void* shadow) {
   return variable(shadow, address, nullptr);
@@ -346,8 +342,7 @@ hipError_t hipMemcpyFromSymbolAsync(void* to, const void* shadow, size_t n, size
   return hipMemcpyFromSymbol(to, shadow, n, offset, kind);
 }
 
-// --- what is known about a kernel
-// -----------------------------------------------------------------------
+// --- what is known about a kernel ----------------------------------------------------------------
 
 hipError_t hipFuncGetAttributes(hipFuncAttributes* out, const void* stub) {
   Kernel k;

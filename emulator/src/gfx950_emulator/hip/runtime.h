@@ -14,8 +14,7 @@ namespace gfx950 {
 
 constexpr int kDevices = 1;
 
-// --- errors (device.cpp)
-// ---------------------------------------------------------------------------
+// --- errors (device.cpp) -------------------------------------------------------------------------
 
 // Remembers the error for hipGetLastError and returns it.
 hipError_t result(hipError_t error);
@@ -26,8 +25,7 @@ hipError_t launch_failed(hipError_t error, const std::string& message);
 hipError_t pending();
 void complain(const std::string& message);  // one line on stderr
 
-// --- memory (memory.cpp)
-// ---------------------------------------------------------------------------
+// --- memory (memory.cpp) -------------------------------------------------------------------------
 
 // One piece of memory that kernels may touch at its host address; _Region in hip_host.py.
 struct Region {
@@ -39,8 +37,7 @@ struct Region {
 // Everything allocated and registered, ascending. Labels live until the next change.
 std::vector<Region> regions();
 
-// --- interpreter (python.cpp)
-// ------------------------------------------------------------------------
+// --- interpreter (python.cpp) --------------------------------------------------------------------
 
 constexpr size_t kMessageBytes = 2048;
 
