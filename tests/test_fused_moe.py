@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,6 +148,54 @@ def test_b07_few_tokens(device):
         for pipeline in ("inline_atomic", "staged_reduce"):
             actual = c.run(pipeline, PIPELINES[pipeline][0])
             assert_near(actual, c, f"{tokens} tokens, {pipeline}")
+
+
+# B01: garbage below some N; here H is the second GEMM's N and 2I the first's. B04: one scale group.
+@pytest.mark.parametrize("hidden, inter", [(32, 32), (32, 256), (64, 64), (256, 32), (448, 64)])
+def test_b01_b04_narrow_layers(device, hidden, inter):
+    c = case(9, hidden, inter, 4, 2, bias=True, device=device)
+    for pipeline, blocks in PIPELINES.items():
+        with poisoned_allocations():
+            assert_near(c.run(pipeline, blocks[0]), c, f"H {hidden}, I {inter}", pipeline)
+
+
+# B02: few tokens have the waves share K; what each adds up starts from zero, whatever was there.
+@pytest.mark.parametrize("tokens", [1, 8, 128])
+def test_b02_waves_that_share_k(device, tokens):
+    c = case(tokens, 512, 512, 4, 2, device=device)
+    for name in ("inline_16x64", "direct_16x64"):
+        stage = "inline" if name.startswith("inline") else "staged"
+        options = {"gemm1_config": rq.moe_gemm1_configs().index(name)}
+        with poisoned_allocations():
+            first = c.run(f"{stage}_reduce", 16, **options)
+        assert_near(first, c, name)
+        assert_same(c.run(f"{stage}_reduce", 16, **options), first, f"{name} again")
+
+
+# B08: rows past the last whole tile were never written.
+@pytest.mark.parametrize("block_m", [16, 32, 64, 128])
+def test_b08_every_row_is_written(device, block_m):
+    c = case(block_m + 1, 64, 64, 1, 1, device=device)  # a block and one row of the next
+    with poisoned_allocations():
+        actual = c.run("staged_reduce", block_m)
+    assert_near(actual, c, f"{block_m + 1} rows of one expert")
+
+
+# B13: a GPU without kernels got garbage. Every launcher of csrc/hip asks before it launches.
+def test_b13_other_architectures_are_refused():
+    with pytest.raises(RuntimeError, match="gfx1250"):
+        torch.ops.rotquant_hip._check_arch("gfx950", "gfx1250")
+    hip = Path(__file__).resolve().parents[1] / "csrc/hip"
+    entry = re.compile(
+        r"^void (moe_\w+)\(const \w+& params, hipStream_t stream\) \{\n(.*?)^\}", re.M | re.S
+    )
+    entries = dict(
+        found for path in hip.glob("moe_*/*.hip") for found in entry.findall(path.read_text())
+    )
+    declared = re.findall(r"^void (moe_\w+)\(", (hip / "backend.h").read_text(), re.M)
+    for name in declared:
+        checked, _, rest = entries[name].partition("require_current_device();")
+        assert rest and "launch" not in checked, name
 
 
 # Widths that shards have: B09 (groups that are no power of two), B10, B11, B12, B15.
@@ -336,7 +386,7 @@ def test_the_table_is_obeyed(as_gpu, caplog):
     caplog.set_level(logging.INFO, "rotquant_hip")
     as_gpu("gfx950,64,256,96,8,3,any,inline_atomic,16,,,rule,,")
     c = case(topk=3, out_dtype=torch.float32)
-    reduced = c.run("staged_reduce", 16)
+    reduced = c.run("inline_reduce", 16)
     assert_same(c.run(), c.run("inline_atomic", 16), "the row")
     assert_same(c.run(deterministic=True), reduced, "deterministic")
     matrix = torch.linalg.qr(torch.randn(32, 32))[0]

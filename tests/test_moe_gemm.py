@@ -375,7 +375,7 @@ def test_gemm2_atomic(device, problem, dtype, weighted, seed):
     """On a CPU the terms of a token are added in the order of the sorted rows."""
     start = np.random.default_rng(seed).standard_normal((problem.tokens, problem.hidden))
     out = to_tensor(start.astype(np.float32), device).to(dtype)
-    float32 = to_array(out.float())
+    float32 = to_array(out.float()).copy()
     weights = to_tensor(problem.sorting.sorted_weights, device) if weighted else None
     bias = to_tensor(problem.bias2, device)
     problem.add_gemm2(out, sorted_weights=weights, bias=bias)
