@@ -287,6 +287,22 @@ def every_op(x: Tensor) -> list[Tensor]:
         rq.unshuffle_weight(weight),
         natural,
         values,
+        *every_moe_op(x),
+    ]
+
+
+def every_moe_op(x: Tensor) -> list[Tensor]:
+    """Of those without matrix instructions; routes and weights are made of x."""
+    ids = (x[:, :4].float().abs() * 1000).long() % 16
+    weights = x[:, 4:8].float()
+    sorting = rq.moe_sort(ids, weights, num_experts=16, block_m=16)
+    sorted_scales = rq.moe_sort_scales(rq.quant(x)[1], sorting)
+    rows = x.repeat_interleave(4, 0)
+    return [
+        *sorting[:5],
+        *rq.moe_rotate_quant(x, sorting),
+        sorted_scales,
+        rq.moe_reduce(rows, weights, sorting),
     ]
 
 
