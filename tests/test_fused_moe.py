@@ -386,14 +386,19 @@ def test_the_table_is_obeyed(as_gpu, caplog):
     caplog.set_level(logging.INFO, "rotquant_hip")
     as_gpu("gfx950,64,256,96,8,3,any,inline_atomic,16,,,rule,,")
     c = case(topk=3, out_dtype=torch.float32)
+
+    def agree(actual: Tensor, expected: Tensor, what: str) -> None:
+        # On the emulator sums come in other orders. Which pipeline ran is what the log tells, below.
+        assert_close(actual.numpy(), expected.numpy(), what, bound=1e-5)
+
     reduced = c.run("inline_reduce", 16)
-    assert_same(c.run(), c.run("inline_atomic", 16), "the row")
-    assert_same(c.run(deterministic=True), reduced, "deterministic")
+    agree(c.run(), c.run("inline_atomic", 16), "the row")
+    agree(c.run(deterministic=True), reduced, "deterministic")
     matrix = torch.linalg.qr(torch.randn(32, 32))[0]
     by_matrix = c.but(rotation=matrix)
-    assert_same(by_matrix.run(), by_matrix.run("staged_atomic", 16), "a matrix is not inside")
+    agree(by_matrix.run(), by_matrix.run("staged_atomic", 16), "a matrix is not inside")
     in_float = c.but(x=c.x.float())
-    assert_same(in_float.run(), in_float.run("staged_atomic", 16), "nor is float32")
+    agree(in_float.run(), in_float.run("staged_atomic", 16), "nor is float32")
     changes = [r.getMessage().partition(" [")[0] for r in caplog.records]
     assert len(changes) == 2 and not dispatch.misses()  # float32 and the matrix ask for the same
     other = case(4, inter=64)

@@ -293,11 +293,12 @@ def every_op(x: Tensor) -> list[Tensor]:
 
 def every_moe_op(x: Tensor) -> list[Tensor]:
     """Of those without matrix instructions; routes and weights are made of x."""
-    ids = (x[:, :4].float().abs() * 1000).long() % 16
-    weights = x[:, 4:8].float()
+    finite = torch.nan_to_num(x.float(), nan=0.0, posinf=8.0, neginf=-8.0).clamp(-8, 8)
+    ids = (finite[:, :4].abs() * 1000).long() % 16
+    weights = finite[:, 4:8]
     sorting = rq.moe_sort(ids, weights, num_experts=16, block_m=16)
     sorted_scales = rq.moe_sort_scales(rq.quant(x)[1], sorting)
-    rows = x.repeat_interleave(4, 0)
+    rows = finite.to(x.dtype).repeat_interleave(4, 0)
     return [
         *sorting[:5],
         *rq.moe_rotate_quant(x, sorting),
