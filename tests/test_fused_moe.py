@@ -388,7 +388,7 @@ def test_the_table_is_obeyed(as_gpu, caplog):
     c = case(topk=3, out_dtype=torch.float32)
 
     def agree(actual: Tensor, expected: Tensor, what: str) -> None:
-        # On the emulator sums come in other orders. Which pipeline ran is what the log tells, below.
+        # On the emulator sums come in other orders; which pipeline ran the log tells, below.
         assert_close(actual.numpy(), expected.numpy(), what, bound=1e-5)
 
     reduced = c.run("inline_reduce", 16)
