@@ -103,7 +103,7 @@ class Dim3(ctypes.Structure):
     _fields_ = [(n, ctypes.c_uint32) for n in "xyz"]
 
 
-def test_joins_the_python_that_runs(tmp_path: Path) -> None:
+def test_joins_the_python_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules loaded by hand, from a Python process: the launch runs in the interpreter of this test."""
     source = tmp_path / "kernel.hip"
     source.write_text(
@@ -141,6 +141,31 @@ def test_joins_the_python_that_runs(tmp_path: Path) -> None:
     assert lib.hipModuleLaunchKernel(function, 1, 1, 1, 64, 1, 1, 0, None, None, extra) == 0
     np.testing.assert_array_equal(y[:8], [0, 2, 4, 6, 8, 10, 12, 0])
     assert lib.hipModuleGetFunction(ctypes.byref(function), module, b"thrice") == 500
+
+    # Memory that is freed while a launch is prepared, as the garbage collector may do: the labels
+    # that the launch holds stay readable, whatever takes the place of the freed ones.
+    lib.gfx950_emulator_allocate.restype = ctypes.c_void_p
+    lib.gfx950_emulator_allocate.argtypes = [ctypes.c_size_t, ctypes.c_char_p]
+    lib.gfx950_emulator_free.argtypes = [ctypes.c_void_p]
+    label = b"memory with a label that is long enough to be on the heap"
+    blocks = [lib.gfx950_emulator_allocate(64, label) for _ in range(50)]
+    regions = hip_host._regions
+    labels: list[str] = []
+
+    def freed_meanwhile(launch: hip_host._Launch) -> list[hip_host.HostRegion]:
+        for block in blocks:
+            lib.gfx950_emulator_free(block)
+        for _ in range(500):
+            lib.gfx950_emulator_allocate(64, b"\x86" * len(label))
+        labels.extend(
+            r.label.decode(errors="replace") for r in launch.regions[: launch.region_count]
+        )
+        return [r for r in regions(launch) if r[0] not in blocks]
+
+    monkeypatch.setattr(hip_host, "_regions", freed_meanwhile)
+    assert lib.hipModuleGetFunction(ctypes.byref(function), module, b"twice") == 0
+    assert lib.hipModuleLaunchKernel(function, 1, 1, 1, 64, 1, 1, 0, None, args, None) == 0
+    assert sum(text.startswith(label.decode()) for text in labels) == len(blocks)
 
 
 # --- which addresses a kernel may touch ------------------------------------------------------------

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <map>
-#include <memory>
 #include <mutex>
 
 #include "runtime.h"
@@ -17,16 +16,12 @@ namespace {
 constexpr size_t kGuard = 1 << 20;         // inaccessible bytes on either side of an allocation
 constexpr size_t kRegisteredGuard = 4096;  // what kernels may not touch around registered memory
 
-struct Free {
-  void operator()(uint8_t* p) const { free(p); }
-};
-
 struct Block {
   size_t bytes;
   hipMemoryType type;
-  std::string label;
-  std::unique_ptr<uint8_t, Free> written;  // device memory: which bytes something wrote
-  void* mapping;                           // null: not ours
+  std::shared_ptr<const std::string> label;
+  std::shared_ptr<uint8_t> written;  // device memory: which bytes something wrote
+  void* mapping;                     // null: not ours
   size_t mapping_bytes;
 };
 
@@ -55,15 +50,16 @@ void* allocate(size_t bytes, hipMemoryType type, const char* label) {
       mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) return nullptr;
   uint8_t* begin = static_cast<uint8_t*>(mapping) + kGuard;
-  Block block{bytes, type, label, nullptr, mapping, total};
-  if (type == hipMemoryTypeDevice) block.written.reset(static_cast<uint8_t*>(calloc(bytes, 1)));
+  Block block{bytes, type, nullptr, nullptr, mapping, total};
+  if (type == hipMemoryTypeDevice)
+    block.written.reset(static_cast<uint8_t*>(calloc(bytes, 1)), &free);
   if (mprotect(begin, usable, PROT_READ | PROT_WRITE) ||
       (type == hipMemoryTypeDevice && !block.written)) {
     munmap(mapping, total);
     return nullptr;
   }
   const std::lock_guard<std::mutex> lock(mutex);
-  block.label += " #" + std::to_string(++serial);
+  block.label = std::make_shared<std::string>(std::string(label) + " #" + std::to_string(++serial));
   blocks.emplace(number(begin), std::move(block));
   return begin;
 }
@@ -101,7 +97,7 @@ uint8_t* tracked(const void* p, size_t bytes, const char* what, bool* ok) {
   if (it == blocks.end()) return nullptr;
   const Block& block = it->second;
   if (number(p) < it->first || number(p) + bytes > it->first + block.bytes) {
-    complain(std::string(what) + " of " + std::to_string(bytes) + " bytes leaves " + block.label +
+    complain(std::string(what) + " of " + std::to_string(bytes) + " bytes leaves " + *block.label +
              " (" + std::to_string(block.bytes) + " bytes) at byte " +
              std::to_string(static_cast<int64_t>(number(p) - it->first)));
     *ok = false;
@@ -153,12 +149,15 @@ hipError_t rows(size_t height, Row&& row) {
 
 }  // namespace
 
-std::vector<Region> regions() {
+Regions regions() {
   const std::lock_guard<std::mutex> lock(mutex);
-  std::vector<Region> out;
-  for (auto& [begin, block] : blocks)
-    out.push_back({begin, block.bytes, block.mapping ? kGuard : kRegisteredGuard,
-                   block.written.get(), block.label.c_str()});
+  Regions out;
+  for (auto& [begin, block] : blocks) {
+    out.all.push_back({begin, block.bytes, block.mapping ? kGuard : kRegisteredGuard,
+                       block.written.get(), block.label->c_str()});
+    out.keep.push_back(block.label);
+    if (block.written) out.keep.push_back(block.written);
+  }
   return out;
 }
 
@@ -170,9 +169,9 @@ extern "C" {
 
 void gfx950_emulator_register(void* begin, size_t bytes, const char* label) {
   const std::lock_guard<std::mutex> lock(mutex);
-  blocks.insert_or_assign(
-      number(begin),
-      Block{bytes, hipMemoryTypeHost, label ? label : "registered memory", nullptr, nullptr, 0});
+  auto name = std::make_shared<std::string>(label ? label : "registered memory");
+  blocks.insert_or_assign(number(begin),
+                          Block{bytes, hipMemoryTypeHost, name, nullptr, nullptr, 0});
 }
 void gfx950_emulator_unregister(void* begin) {
   const std::lock_guard<std::mutex> lock(mutex);

@@ -145,7 +145,7 @@ hipError_t launch(hipFunction_t f, Dim grid, Dim block, size_t dynamic_lds, void
     return launch_failed(hipErrorInvalidDeviceFunction,
                          "launch of a kernel that was never registered");
   if (hipError_t e = load(*f->module)) return e;
-  const std::vector<Region> memory = regions();
+  const Regions memory = regions();
   Launch record{f->module->id,
                 f->name.c_str(),
                 {grid.x, grid.y, grid.z},
@@ -154,8 +154,8 @@ hipError_t launch(hipFunction_t f, Dim grid, Dim block, size_t dynamic_lds, void
                 args,
                 kernarg,
                 kernarg_bytes,
-                memory.data(),
-                memory.size(),
+                memory.all.data(),
+                memory.all.size(),
                 0,
                 ""};
   const int status = interpreter()->launch(&record);

@@ -5,6 +5,7 @@
 #include <hip/hip_runtime_api.h>
 #include <stdint.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,13 @@ struct Region {
   uint8_t* written;  // a byte per byte, 1 where something was written; null: all counts as written
   const char* label;
 };
-// Everything allocated and registered, ascending. Labels live until the next change.
-std::vector<Region> regions();
+// Everything allocated and registered, ascending; with what a launch points into, because the
+// program may free memory meanwhile: Python's garbage collector does, between any two lines.
+struct Regions {
+  std::vector<Region> all;
+  std::vector<std::shared_ptr<const void>> keep;
+};
+Regions regions();
 
 // --- interpreter (python.cpp) --------------------------------------------------------------------
 
