@@ -10,25 +10,12 @@ namespace rotquant::cpu {
   namespace isa {                                                       \
   void gemm_a4w4(const GemmParams& params, int64_t begin, int64_t end); \
   }
-RQ_DECLARE(baseline)
-#if defined(__x86_64__)
-RQ_DECLARE(avx2)
-RQ_DECLARE(avx512)
-#endif
+RQ_FOR_EACH_ISA(RQ_DECLARE)
 
 int64_t gemm_a4w4_items(const GemmParams& p) { return gemm_items(p).count; }
 
 void gemm_a4w4(const GemmParams& p, int64_t begin, int64_t end) {
-  static const auto chosen = [] {
-#if defined(__x86_64__)
-    switch (best_isa()) {
-      case Isa::avx512: return avx512::gemm_a4w4;
-      case Isa::avx2: return avx2::gemm_a4w4;
-      default: break;
-    }
-#endif
-    return baseline::gemm_a4w4;
-  }();
+  static const auto chosen = RQ_OF_BEST_ISA(gemm_a4w4);
   chosen(p, begin, end);
 }
 

@@ -13,48 +13,23 @@ namespace rotquant::cpu {
                  int64_t end);                                                                     \
   void moe_reduce(const MoeReduceParams& p, int64_t begin, int64_t end);                           \
   }
-RQ_DECLARE(baseline)
-#if defined(__x86_64__)
-RQ_DECLARE(avx2)
-RQ_DECLARE(avx512)
-#endif
-
-namespace {
-
-struct Kernels {
-  decltype(&baseline::moe_gemm1) gemm1;
-  decltype(&baseline::moe_gemm2) gemm2;
-  decltype(&baseline::moe_reduce) reduce;
-};
-
-const Kernels& kernels() {
-  static const Kernels chosen = []() -> Kernels {
-#if defined(__x86_64__)
-    switch (best_isa()) {
-      case Isa::avx512: return {avx512::moe_gemm1, avx512::moe_gemm2, avx512::moe_reduce};
-      case Isa::avx2: return {avx2::moe_gemm1, avx2::moe_gemm2, avx2::moe_reduce};
-      default: break;
-    }
-#endif
-    return {baseline::moe_gemm1, baseline::moe_gemm2, baseline::moe_reduce};
-  }();
-  return chosen;
-}
-
-}  // namespace
+RQ_FOR_EACH_ISA(RQ_DECLARE)
 
 void moe_gemm1(const MoeGemm1Params& p, const std::vector<MoeTile>& tiles, int64_t begin,
                int64_t end) {
-  kernels().gemm1(p, tiles.data(), std::ssize(tiles), begin, end);
+  static const auto chosen = RQ_OF_BEST_ISA(moe_gemm1);
+  chosen(p, tiles.data(), std::ssize(tiles), begin, end);
 }
 
 void moe_gemm2(const MoeGemm2Params& p, const std::vector<MoeTile>& tiles, int64_t begin,
                int64_t end) {
-  kernels().gemm2(p, tiles.data(), std::ssize(tiles), begin, end);
+  static const auto chosen = RQ_OF_BEST_ISA(moe_gemm2);
+  chosen(p, tiles.data(), std::ssize(tiles), begin, end);
 }
 
 void moe_reduce(const MoeReduceParams& p, int64_t begin, int64_t end) {
-  kernels().reduce(p, begin, end);
+  static const auto chosen = RQ_OF_BEST_ISA(moe_reduce);
+  chosen(p, begin, end);
 }
 
 }  // namespace rotquant::cpu
