@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "core/moe.h"
+#include "cpu/moe_items.h"
 
 namespace rotquant::cpu {
 
@@ -21,8 +21,8 @@ void moe_sort_scales(const MoeSortScalesParams& p, int64_t begin, int64_t end) {
   memset(p.out + begin * band_bytes, 0, (end - begin) * band_bytes);
   const int64_t first = begin * kScaleTileRows, last = std::min(end * kScaleTileRows, in_use);
   for (int64_t row = first; row < last; ++row) {
+    if (!is_route(s, row)) continue;
     const int64_t token = moe_token(s.sorted_ids[row]), slot = moe_slot(s.sorted_ids[row]);
-    if (token >= s.tokens || slot >= s.topk) continue;
     const uint8_t* in = p.in + (p.by_route ? token * s.topk + slot : token) * p.groups;
     for (int64_t group = 0; group < p.groups; ++group)
       p.out[scale_offset(row, group, padded_groups)] = in[group];
