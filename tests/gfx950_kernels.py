@@ -81,6 +81,14 @@ def replaced(stem: str, assembly: str) -> Iterator[None]:
         _loaded[stem] = original
 
 
+def assembly_of(stem: str, symbol: str) -> tuple[str, int, int]:
+    """Assembly of a code object, and where in it the kernel begins and ends whose mangled name the
+    pattern `symbol` finds."""
+    text = (code_objects() / f"{stem}.s").read_text()
+    begin = re.search(rf"^_ZN\S*{symbol}\S*:", text, re.M).end()
+    return text, begin, text.index(".Lfunc_end", begin)
+
+
 def changed(assembly: str, begin: int, end: int, change: tuple[str, str, int]) -> str:
     """The assembly with a change (pattern, replacement, count; 0 is all) made in [begin, end)."""
     pattern, replacement, count = change

@@ -13,7 +13,6 @@ that is not a multiple of the tile wraps around), B06 (NaN scales in the padding
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 
 import gemm_kernels as gemm
@@ -331,9 +330,7 @@ def one_kernel(name: str) -> tuple[str, str, int, int]:
     stem, symbol = config.stem, config.symbol
     if config.splits > 1:
         stem, symbol = STEMS[2], "gemm_sum_kernel"
-    text = (code_objects() / f"{stem}.s").read_text()
-    begin = re.search(rf"^_ZN\S*{symbol}\S*:", text, re.M).end()
-    return stem, text, begin, text.index(".Lfunc_end", begin)
+    return stem, *kernels.assembly_of(stem, symbol)
 
 
 def run_all(name: str) -> None:

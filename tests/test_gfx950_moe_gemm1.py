@@ -13,7 +13,6 @@ beyond 4 GiB), B32 (dropped routes), B34 (a NaN spreads to other rows).
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from dataclasses import replace
 
@@ -467,9 +466,7 @@ CASES = [(name, change) for name, changes in CHANGES.items() for change in chang
 def one_kernel(name: str) -> tuple[str, str, int, int]:
     """Stem and assembly of a code object, and where in it the kernel begins and ends."""
     config = BY_NAME[name]
-    text = (code_objects() / f"{config.stem}.s").read_text()
-    begin = re.search(rf"^_ZN\S*{config.symbol}\S*:", text, re.M).end()
-    return config.stem, text, begin, text.index(".Lfunc_end", begin)
+    return config.stem, *kernels.assembly_of(config.stem, config.symbol)
 
 
 def run_all(name: str) -> None:

@@ -13,7 +13,6 @@ elsewhere), B37 (all routes to the last expert), B40 (the same bytes on every ru
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 
 import gfx950_kernels as kernels
@@ -580,13 +579,6 @@ REDUCE_CHANGES = {
 }
 
 
-def kernel_in(stem: str, symbol: str) -> tuple[str, int, int]:
-    """Assembly of a code object, and where in it the kernel begins and ends."""
-    text = (code_objects() / f"{stem}.s").read_text()
-    begin = re.search(rf"^_ZN\S*{symbol}\S*:", text, re.M).end()
-    return text, begin, text.index(".Lfunc_end", begin)
-
-
 def run_one(name: str, finish: str) -> None:
     tile = CONFIGS[BY_NAME[name]]
     problem = moe.make(
@@ -633,7 +625,7 @@ def test_the_unchanged_kernel_passes(name: str, finish: str) -> None:
 @pytest.mark.parametrize("name, finish, change", CASES)
 def test_a_wrong_kernel_is_caught(name: str, finish: str, change: str, capsys) -> None:
     stem = moe.stem(finish)
-    code = kernel_in(stem, CONFIGS[BY_NAME[name]].symbol)
+    code = kernels.assembly_of(stem, CONFIGS[BY_NAME[name]].symbol)
     wrong = kernels.changed(*code, CHANGES[name, finish][change])
     how = kernels.assert_caught(stem, wrong, lambda: run_one(name, finish))
     with capsys.disabled():
@@ -642,7 +634,7 @@ def test_a_wrong_kernel_is_caught(name: str, finish: str, change: str, capsys) -
 
 @pytest.mark.parametrize("change", REDUCE_CHANGES)
 def test_a_wrong_reduce_is_caught(change: str, capsys) -> None:
-    code = kernel_in(STEMS[-1], "moe_reduce_kernelILNS0_9RowFormatE0E")
+    code = kernels.assembly_of(STEMS[-1], "moe_reduce_kernelILNS0_9RowFormatE0E")
     wrong = kernels.changed(*code, REDUCE_CHANGES[change])
     how = kernels.assert_caught(STEMS[-1], wrong, run_reduce_all)
     with capsys.disabled():

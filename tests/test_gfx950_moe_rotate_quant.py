@@ -8,8 +8,6 @@ cell that no work item owns is noticed; that none has two owners is counted (tes
 
 from __future__ import annotations
 
-import re
-
 import gfx950_kernels as kernels
 import matrix_kernels
 import moe_rotate_kernels as moe
@@ -318,10 +316,8 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def assembly() -> tuple[str, int, int]:
     """The text, and where in it the kernel for RS 64 begins and ends."""
-    text = (code_objects() / "moe_rotate_quant-inst-bf16.s").read_text()
-    symbol = r"^(_ZN8rotquant3hip23moe_rotate_quant_kernel\S*ELi64E\S*ELb0E\S*):"
-    begin = re.search(symbol, text, re.M).end()
-    return text, begin, text.index(".Lfunc_end", begin)
+    symbol = r"23moe_rotate_quant_kernel\S*ELi64E\S*ELb0E"
+    return kernels.assembly_of("moe_rotate_quant-inst-bf16", symbol)
 
 
 def run_rs_64() -> None:

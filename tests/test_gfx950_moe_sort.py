@@ -8,7 +8,6 @@ launch, one workgroup sorts) and apart (three launches, any number of workgroups
 from __future__ import annotations
 
 import ctypes
-import re
 
 import gfx950_emulator as emu
 import gfx950_kernels as kernels
@@ -204,10 +203,8 @@ def run_all(name: str) -> None:
 
 @pytest.mark.parametrize("name, change", CASES)
 def test_a_wrong_kernel_is_caught(name: str, change: str, capsys) -> None:
-    text = (code_objects() / f"{STEM}.s").read_text()
-    begin = re.search(rf"^_ZN\S*moe_sort_{name}_kernel\S*:", text, re.M).end()
-    end = text.index(".Lfunc_end", begin)
-    wrong = kernels.changed(text, begin, end, CHANGES[name][change])
+    code = kernels.assembly_of(STEM, f"moe_sort_{name}_kernel")
+    wrong = kernels.changed(*code, CHANGES[name][change])
     how = kernels.assert_caught(STEM, wrong, lambda: run_all(name))
     with capsys.disabled():
         print(f"\n{name}, {change}: {how}")

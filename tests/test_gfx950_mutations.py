@@ -6,15 +6,12 @@ Each change is one that compiles, runs and looks plausible; on hardware it would
 
 from __future__ import annotations
 
-import re
-
 import gfx950_kernels as kernels
 import pytest
-from gfx950_build import code_objects
 from test_gfx950_execution import check, difficult
 
 STEM = "rotate_quant-inst-bf16"
-SYMBOL = re.compile(r"^(_ZN8rotquant3hip19rotate_quant_kernel\S*ELi64E\S*ELb0E\S*):", re.M)
+SYMBOL = r"19rotate_quant_kernel\S*ELi64E\S*ELb0E"
 
 # name: (what is replaced, by what, how many of the matches: 0 is all)
 CHANGES = {
@@ -35,9 +32,7 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def assembly() -> tuple[str, int, int]:
     """The text, and where in it the kernel for RS 64 begins and ends."""
-    text = (code_objects() / f"{STEM}.s").read_text()
-    begin = SYMBOL.search(text).end()
-    return text, begin, text.index(".Lfunc_end", begin)
+    return kernels.assembly_of(STEM, SYMBOL)
 
 
 def run_all() -> None:

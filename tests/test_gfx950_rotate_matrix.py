@@ -7,8 +7,6 @@ sums leave around the float64 value (interval.py): outside of it nothing may dif
 
 from __future__ import annotations
 
-import re
-
 import gfx950_kernels as kernels
 import interval
 import matrix_kernels
@@ -16,7 +14,6 @@ import numpy as np
 import pytest
 from compare import assert_bytes_equal
 from gfx950_asm import LANES
-from gfx950_build import code_objects
 from matrix_kernels import CONFIGS, Config
 from strategies import to_float32
 from test_gfx950_execution import difficult, executed, note
@@ -296,10 +293,8 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def assembly() -> tuple[str, int, int]:
     """The text, and where in it the kernel for RS 64 begins and ends."""
-    text = (code_objects() / "rotate_matrix-inst-bf16.s").read_text()
-    symbol = r"^(_ZN8rotquant3hip26rotate_matrix_quant_kernel\S*ELi64E\S*ELb0E\S*):"
-    begin = re.search(symbol, text, re.M).end()
-    return text, begin, text.index(".Lfunc_end", begin)
+    symbol = r"26rotate_matrix_quant_kernel\S*ELi64E\S*ELb0E"
+    return kernels.assembly_of("rotate_matrix-inst-bf16", symbol)
 
 
 def run_rs_64() -> None:
