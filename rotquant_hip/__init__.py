@@ -10,11 +10,7 @@ from rotquant_hip._loader import load_extension
 BUILD_INFO = load_extension()
 
 from rotquant_hip import dispatch, fake, fake_moe  # noqa: E402, F401  (register the fakes)
-from rotquant_hip.modules import (  # noqa: E402
-    QuantizedActivation,
-    RotQuantLinear,
-    share_input,
-)
+from rotquant_hip.modules import QuantizedActivation, RotQuantLinear  # noqa: E402
 from rotquant_hip.moe import (  # noqa: E402
     MoeSorting,
     fused_moe,
@@ -80,7 +76,6 @@ __all__ = [
     "rotate",
     "rotate_quant",
     "route",
-    "share_input",
     "shuffle_scales",
     "shuffle_weight",
     "unshuffle_scales",

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: MIT
 """A linear layer in MXFP4: rotate and quantise the input, multiply with quantised weights.
 
-One activation that several layers read (q/k/v; gate/up) is quantised once in either of two ways.
-Where you write the forward pass yourself, quantise it and hand it on::
+One activation that several layers read (q/k/v; gate/up) is quantised once and handed on::
 
     x = attention.q_proj.quantize_input(x)
     q, k, v = attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)
 
-Where a model calls its layers with plain tensors, tell them once: ``share_input([q, k, v])``. The
-first works everywhere, the second in eager mode and in captured graphs; under ``torch.compile`` it
-does no harm, but every layer quantises for itself again.
+A layer refuses what was quantised for another rotation.
 
 Nothing in a forward pass reads a value back or has a shape that depends on data, so that layers
 can be captured in a graph and compiled with ``fullgraph=True``.
@@ -17,8 +14,8 @@ can be captured in a graph and compiled with ``fullgraph=True``.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -29,12 +26,17 @@ from rotquant_hip._weights import (
     ROTATION_KINDS,
     PackedModule,
     RotationKind,
-    as_prescale,
+    bias_of,
+    check_count,
     check_one_of,
     check_orthogonal,
+    codes_of,
+    prescale_of,
     quantise_weight,
     rotation_of,
     round_up,
+    scales_of,
+    weight_of,
 )
 from rotquant_hip.ops import (
     GROUP,
@@ -49,7 +51,6 @@ from rotquant_hip.ops import (
 )
 
 _ROW_BLOCK = 16  # weight rows that the GEMM reads together
-_FORMAT_VERSION = 1
 
 
 class InputRecipe(NamedTuple):
@@ -59,6 +60,7 @@ class InputRecipe(NamedTuple):
     rotation_size: int  # 0 without rotation
     prescaled: bool
     scale_mode: ScaleMode
+    values: str = ""  # tells matrices and prescales apart; empty where there are none, or on meta
 
 
 class QuantizedActivation(NamedTuple):
@@ -96,8 +98,7 @@ class RotQuantLinear(PackedModule):
         bias: float32 [N], or None.
     """
 
-    _format_key = "input_format"
-    _format_fields = "version, rotation, bits of its size, scale mode"
+    _old_format_key = "input_format"
 
     weight_codes: Tensor
     weight_scales: Tensor
@@ -120,8 +121,8 @@ class RotQuantLinear(PackedModule):
         super().__init__()
         check_one_of(rotation, "rotation", ROTATION_KINDS)
         check_one_of(scale_mode, "scale_mode", SCALE_MODES)
-        if in_features % GROUP:
-            raise ValueError(f"in_features: expected a multiple of {GROUP}, got {in_features}")
+        check_count(in_features, "in_features", GROUP, unit=GROUP)
+        check_count(out_features, "out_features", 1)
         if rotation == "none":
             rotation_size = 0
         else:
@@ -133,20 +134,19 @@ class RotQuantLinear(PackedModule):
                     f"(one of {fitting}), got {rotation_size}"
                 )
         self.in_features, self.out_features = in_features, out_features
-        self.recipe = InputRecipe(rotation, rotation_size, prescale, scale_mode)
-        self._shared_input: _SharedInput | None = None  # set by share_input
+        self.recipe = InputRecipe(rotation, rotation_size, bool(prescale), scale_mode)
 
         def buffer(name: str, present: bool, dtype: torch.dtype, *shape: int) -> None:
-            values = torch.zeros(shape, dtype=dtype, device=device) if present else None
-            self.register_buffer(name, values)
+            self._register(name, present, dtype, *shape, device=device)
 
         rows, rs, groups = round_up(out_features, _ROW_BLOCK), rotation_size, in_features // GROUP
         buffer("weight_codes", True, torch.uint8, rows, in_features // 2)
         buffer("weight_scales", True, torch.uint8, round_up(rows, 256), round_up(groups, 8))
         blocks = (in_features // rs,) if rotation == "matrices" else ()
         buffer("rotation", rotation.startswith("matri"), torch.bfloat16, *blocks, rs, rs)
-        buffer("prescale", prescale, torch.float32, in_features)
-        buffer("bias", bias, torch.float32, out_features)
+        buffer("prescale", bool(prescale), torch.float32, in_features)
+        buffer("bias", bool(bias), torch.float32, out_features)
+        self._note_input_values()
 
     @classmethod
     @torch.no_grad()
@@ -173,28 +173,31 @@ class RotQuantLinear(PackedModule):
             weight_scale_mode: of the weights, where "mse" costs nothing at run time.
 
         Raises:
-            ValueError: K and the rotation do not fit, or the matrix is not orthogonal.
+            ValueError: an argument has another shape, dtype or device than described, a matrix is
+                not orthogonal, or there is a NaN, an Inf, or a 0 in ``prescale``.
         """
-        weight = linear.weight.detach().float()
+        check_one_of(weight_scale_mode, "weight_scale_mode", SCALE_MODES)
+        weight = weight_of(linear.weight, "linear.weight", 2)
         rows, k = weight.shape
-        kind, size, matrix = rotation_of(rotation, rotation_size, k, weight.device)
+        device = weight.device
+        kind, size, matrix = rotation_of(rotation, "rotation", rotation_size, k, device)
+        prescale = prescale_of(prescale, "prescale", k, device, divided=True)
+        bias = bias_of(linear.bias, "linear.bias", (rows,), device)
         layer = cls(
             k,
             rows,
-            linear.bias is not None,
+            bias is not None,
             rotation=kind,
             rotation_size=size,
             prescale=prescale is not None,
             scale_mode=scale_mode,
             device="meta",
         )
-        check_one_of(weight_scale_mode, "weight_scale_mode", SCALE_MODES)
-        if prescale is not None:
-            prescale = as_prescale(prescale, k, weight.device)
-        if matrix is not None:
-            check_orthogonal(matrix)
-        codes, scales = quantise_weight(weight, kind, size, matrix, prescale, weight_scale_mode)
-        layer._fill(codes, scales, matrix, prescale, linear.bias)
+        check_orthogonal(matrix, "rotation")
+        codes, scales = quantise_weight(
+            weight.float(), kind, size, matrix, prescale, weight_scale_mode
+        )
+        layer._fill(codes, scales, matrix, prescale, bias)
         return layer
 
     @classmethod
@@ -213,8 +216,10 @@ class RotQuantLinear(PackedModule):
         """A layer from weights that are already rotated and quantised, as AMD Quark exports them.
 
         Args:
-            codes: ``weight`` [N, K / 2], two e2m1 codes a byte, even channel in the low nibble.
-            scales: ``weight_scale`` [N, K / 32], e8m0, row-major: neither shuffled nor padded.
+            codes: ``weight`` [N, K / 2], two e2m1 codes a byte, even channel in the low nibble; or
+                [N, K / 32, 16], as gpt-oss has it. uint8, int8 or torch's float4_e2m1fn_x2.
+            scales: ``weight_scale`` [N, K / 32], e8m0 bytes, row-major: neither shuffled nor
+                padded. uint8, int8 or torch's float8_e8m0fnu.
             bias: [N], any floating dtype.
             input_rotation: what x is to be multiplied with, block by block: "hadamard", None or
                 "none", or a matrix [RS, RS] or [K / RS, RS, RS]. Integer and bool matrices are
@@ -225,31 +230,27 @@ class RotQuantLinear(PackedModule):
             scale_mode: of the activations. Quark's own is "even".
 
         Raises:
-            ValueError: shapes do not fit.
+            ValueError: an argument has another shape, dtype or device than described, an integer
+                matrix is not a Hadamard matrix, or there is a NaN or an Inf.
         """
-        if codes.dim() != 2 or codes.shape[1] % (GROUP // 2):
-            raise ValueError(f"codes: expected [N, K / 2] with K % 32 == 0, got {codes.shape}")
+        codes = codes_of(codes, "codes", 2)
+        scales = scales_of(scales, "scales", codes)
         rows, k = codes.shape[0], codes.shape[1] * 2
-        if scales.shape != (rows, k // GROUP):
-            raise ValueError(
-                f"scales: expected [{rows}, {k // GROUP}] in natural order, got {scales.shape}"
-            )
-        if bias is not None and bias.shape != (rows,):
-            raise ValueError(f"bias: expected [{rows}], got {bias.shape}")
-        kind, size, matrix = rotation_of(input_rotation, rotation_size, k, codes.device)
+        device = codes.device
+        kind, size, matrix = rotation_of(input_rotation, "input_rotation", rotation_size, k, device)
+        prescale = prescale_of(input_prescale, "input_prescale", k, device, divided=False)
+        bias = bias_of(bias, "bias", (rows,), device)
         layer = cls(
             k,
             rows,
             bias is not None,
             rotation=kind,
             rotation_size=size,
-            prescale=input_prescale is not None,
+            prescale=prescale is not None,
             scale_mode=scale_mode,
             device="meta",
         )
-        if input_prescale is not None:
-            input_prescale = as_prescale(input_prescale, k, codes.device)
-        layer._fill(codes.view(torch.uint8), scales.view(torch.uint8), matrix, input_prescale, bias)
+        layer._fill(codes, scales, matrix, prescale, bias)
         return layer
 
     def _fill(
@@ -264,15 +265,52 @@ class RotQuantLinear(PackedModule):
         padding = (0, 0, 0, -codes.shape[0] % _ROW_BLOCK)
         self.weight_codes = shuffle_weight(functional.pad(codes, padding))
         self.weight_scales = shuffle_scales(functional.pad(scales, padding))
-        self.rotation, self.prescale = rotation, prescale
-        self.bias = None if bias is None else bias.detach().to(codes.device, torch.float32).clone()
+        self.rotation, self.prescale, self.bias = rotation, prescale, bias
+        self._note_input_values()
+
+    def _note_input_values(self) -> None:
+        """Makes `recipe` tell this layer's matrix and prescale from others. Reads them back."""
+        values = [t for t in (self.rotation, self.prescale) if t is not None and not t.is_meta]
+        digest = hashlib.sha256()
+        for tensor in values:
+            digest.update(tensor.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        self.recipe = self.recipe._replace(values=digest.hexdigest()[:16] if values else "")
+        self._noted = self._input_versions()
+
+    def _input_versions(self) -> list[tuple[int, int | None]]:
+        # An inference tensor has no version.
+        return [
+            (id(t), None if t.is_inference() else t._version)
+            for t in (self.rotation, self.prescale)
+            if t is not None
+        ]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotQuantLinear:
+        super()._apply(fn, recurse)
+        self._note_input_values()
+        return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._note_input_values()
 
     def quantize_input(self, x: Tensor) -> QuantizedActivation:
         """Rotate and quantise x [..., K], for this layer and all with the same rotation.
 
-        x: bf16, fp16 or float32. The result goes into ``forward`` in place of x. Layers with
-        matrices or prescales of their own must have the same values; ``share_input`` checks that.
+        x: bf16, fp16 or float32. The result goes into ``forward`` in place of x, of every layer
+        whose rotation, matrix and prescale have the same values. A change of those buffers by hand
+        is noticed unless it goes through ``.data``, which torch does not count, or is compiled.
+
+        Raises:
+            ValueError: the last dimension of x is not K.
         """
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"x: expected last dimension in_features {self.in_features}, "
+                f"got shape {list(x.shape)}"
+            )
+        if not torch.compiler.is_compiling() and self._input_versions() != self._noted:
+            self._note_input_values()
         recipe = self.recipe
         if recipe.rotation == "none":
             scaled = x if self.prescale is None else x * self.prescale
@@ -292,13 +330,18 @@ class RotQuantLinear(PackedModule):
         """x [..., K], or what ``quantize_input`` made of it, to [..., N] in x's dtype.
 
         Raises:
-            ValueError: x was quantised for a layer with another rotation.
+            ValueError: the last dimension of x is not K, or x was quantised for a layer with
+                another rotation, matrix or prescale.
         """
         if not isinstance(x, QuantizedActivation):
-            shared = self._shared_input
-            x = self.quantize_input(x) if shared is None else shared(self, x)
-        if x.recipe != self.recipe:
+            x = self.quantize_input(x)
+        elif x.recipe != self.recipe:
             raise ValueError(f"x: expected an input quantised as {self.recipe}, got {x.recipe}")
+        elif x.codes.shape[-1] * 2 != self.in_features:
+            raise ValueError(
+                f"x: expected an input of in_features {self.in_features} channels, "
+                f"got {x.codes.shape[-1] * 2}"
+            )
         return gemm_a4w4(
             x.codes,
             self.weight_codes,
@@ -310,7 +353,7 @@ class RotQuantLinear(PackedModule):
         )
 
     def extra_repr(self) -> str:
-        kind, size, prescaled, scale_mode = self.recipe
+        kind, size, prescaled, scale_mode, _ = self.recipe
         rotation = kind if kind == "none" else f"{kind} {size}"
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
@@ -318,74 +361,32 @@ class RotQuantLinear(PackedModule):
             f"scale_mode={scale_mode}"
         )
 
-    def _format(self) -> list[float]:
-        recipe = self.recipe
-        kind, mode = ROTATION_KINDS.index(recipe.rotation), SCALE_MODES.index(recipe.scale_mode)
-        return [_FORMAT_VERSION, kind, recipe.rotation_size.bit_length(), mode]
+    def _format(self) -> dict[str, Any]:
+        return {
+            "element": "e2m1",
+            "in_features": self.in_features,
+            "out_features": self.out_features,
+            "bias": self.bias is not None,
+            **_input_format(*self.recipe[:4]),
+        }
+
+    @staticmethod
+    def _format_of_version_1(numbers: list[float]) -> dict[str, Any]:
+        _, kind, size_bits, mode = map(int, numbers)
+        found = _input_format(_KINDS_1[kind], 1 << size_bits >> 1, False, _MODES_1[mode])
+        del found["prescale"]  # which the buffers say
+        return found
 
 
-def share_input(layers: Sequence[RotQuantLinear]) -> None:
-    """From now on, what goes into several of these layers is quantised by the first one only.
-
-    They recognise the activation as the same tensor object, not written to since, and each takes it
-    once. Where that cannot be told, every layer quantises for itself: in inference mode, where
-    torch keeps no count of writes, and under ``torch.compile``, where ``quantize_input`` does what
-    this does. The rotation and prescale buffers become one tensor each.
-
-    Raises:
-        ValueError: the layers rotate or quantise differently, or their matrices or prescales do.
-    """
-    first, *others = layers
-    for layer in others:
-        same = layer.recipe == first.recipe and layer.in_features == first.in_features
-        for name in ("rotation", "prescale"):
-            mine, its = getattr(first, name), getattr(layer, name)
-            same = same and (mine is its or (mine is not None and torch.equal(mine, its)))
-        if not same:
-            raise ValueError(
-                f"layers: expected the same input rotation and scaling in all, got "
-                f"{first.recipe} and {layer.recipe} or different matrices or prescales"
-            )
-    shared = _SharedInput(len(layers))
-    for layer in layers:
-        layer.rotation, layer.prescale = first.rotation, first.prescale
-        layer._shared_input = shared
+# The orders that format version 1 counted in.
+_KINDS_1 = ("none", "hadamard", "matrix", "matrices")
+_MODES_1 = ("round_up", "floor", "even", "ceil", "mse")
 
 
-class _SharedInput:
-    """Hands what the first of `readers` layers made of an activation to the others, once each.
-
-    NOTE: once, because a captured graph that met what an earlier run had left here would lack the
-    quantisation when it is replayed.
-    """
-
-    def __init__(self, readers: int) -> None:
-        self._readers = readers
-        self._last: _LastInput | None = None
-
-    def __call__(self, layer: RotQuantLinear, x: Tensor) -> QuantizedActivation:
-        # An inference tensor has no version to tell whether it was written to.
-        if torch.compiler.is_compiling() or x.is_inference():
-            return layer.quantize_input(x)
-        capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
-        last = self._last  # read once: another thread may replace it
-        if last is None or not last.serves(layer, x, capturing):
-            last = _LastInput(weakref.ref(x), x._version, capturing, layer.quantize_input(x), set())
-        last.served.add(id(layer))
-        self._last = last if len(last.served) < self._readers else None
-        return last.quantised
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_readers": self._readers, "_last": None}  # copies and files start without
-
-
-class _LastInput(NamedTuple):
-    x: weakref.ref[Tensor]
-    version: int
-    capturing: bool
-    quantised: QuantizedActivation
-    served: set[int]
-
-    def serves(self, layer: RotQuantLinear, x: Tensor, capturing: bool) -> bool:
-        same = self.x() is x and self.version == x._version and self.capturing == capturing
-        return same and id(layer) not in self.served
+def _input_format(kind: str, size: int, prescaled: bool, scale_mode: str) -> dict[str, Any]:
+    return {
+        "rotation": kind,
+        "rotation_size": size,
+        "prescale": prescaled,
+        "scale_mode": scale_mode,
+    }

@@ -12,12 +12,19 @@ from rotquant_hip._weights import (
     ROTATION_KINDS,
     PackedModule,
     RotationKind,
-    as_prescale,
+    bias_of,
+    check_count,
     check_one_of,
     check_orthogonal,
+    check_real,
+    check_tensor,
+    codes_of,
+    prescale_of,
     quantise_weight,
     rotation_of,
     round_up,
+    scales_of,
+    weight_of,
 )
 from rotquant_hip.dispatch import ACTIVATIONS
 from rotquant_hip.moe import Activation, fused_moe
@@ -36,7 +43,7 @@ GateRows = Literal["separated", "alternating"]
 GATE_ROWS = ("separated", "alternating")
 MOE_SCALE_MODES = ("round_up", "floor", "even", "ceil")
 
-_FORMAT_VERSION = 1
+_MAX_EXPERTS = 1024  # of the ops
 _Rotation = Tensor | Literal["hadamard", "none"] | None
 
 
@@ -47,6 +54,22 @@ class _Rotated(NamedTuple):
     size: int  # 0 without rotation
     matrix: Tensor | None
     prescale: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        rotation: _Rotation,
+        size: int,
+        prescale: Tensor | None,
+        name: str,
+        prescale_name: str,
+        channels: int,
+        device: torch.device,
+        quantised: bool = False,
+    ) -> _Rotated:
+        """Checked; `quantised`: the weights are, so that nothing will be divided by prescale."""
+        scale = prescale_of(prescale, prescale_name, channels, device, divided=not quantised)
+        return cls(*rotation_of(rotation, name, size, channels, device), scale)
 
 
 class RotQuantMoE(PackedModule):
@@ -89,11 +112,7 @@ class RotQuantMoE(PackedModule):
         expert_mask: int32 [all_experts], or None.
     """
 
-    _format_key = "moe_format"
-    _format_fields = (
-        "version, rotation and bits of its size, the same of the intermediate, scale mode, gate "
-        "mode, activation, shared experts, weight on input, limit, alpha, shared weight"
-    )
+    _old_format_key = "moe_format"
 
     w1: Tensor
     w1_scale: Tensor
@@ -139,14 +158,18 @@ class RotQuantMoE(PackedModule):
         check_one_of(gate_mode, "gate_mode", GATE_MODES)
         if activation == "swiglu" and limit is None:
             raise ValueError("limit: expected a number for swiglu (gpt-oss has 7.0), got None")
-        if not 0 <= num_shared_experts <= num_experts:
-            raise ValueError(
-                f"num_shared_experts: expected 0 to {num_experts}, got {num_shared_experts}"
-            )
+        if limit is not None:
+            check_real(limit, "limit", positive=True)
+        check_real(alpha, "alpha")
+        check_real(shared_weight, "shared_weight")
+        check_count(num_experts, "num_experts", 1, _MAX_EXPERTS)
+        check_count(num_shared_experts, "num_shared_experts", 0, num_experts)
         # B11: said when the layer is made, not when it first runs.
-        for name, size in (("hidden", hidden), ("inter", inter)):
-            if size < 1 or size % GROUP:
-                raise ValueError(f"{name}: expected a multiple of {GROUP}, got {size}")
+        check_count(hidden, "hidden", GROUP, unit=GROUP)
+        check_count(inter, "inter", GROUP, unit=GROUP)
+        if all_experts is not None:
+            least = max(1, num_experts - num_shared_experts)
+            check_count(all_experts, "all_experts", least, _MAX_EXPERTS)
         self.num_experts, self.hidden, self.inter = num_experts, hidden, inter
         self.activation, self.limit, self.alpha = activation, limit, alpha
         for name, kind, scaled in (
@@ -167,8 +190,7 @@ class RotQuantMoE(PackedModule):
         self.deterministic, self.fp4_intermediate = deterministic, fp4_intermediate
 
         def buffer(name: str, present: bool, dtype: torch.dtype, *shape: int) -> None:
-            values = torch.zeros(shape, dtype=dtype, device=device) if present else None
-            self.register_buffer(name, values)
+            self._register(name, present, dtype, *shape, device=device)
 
         def matrices(name: str, kind: RotationKind, size: int, channels: int) -> None:
             blocks = (channels // size,) if kind == "matrices" else ()
@@ -227,34 +249,46 @@ class RotQuantMoE(PackedModule):
             options: of the constructor.
 
         Raises:
-            ValueError: the shapes, sizes and matrices do not fit.
+            ValueError: an argument has another shape, dtype, device or range than described, a
+                matrix is not orthogonal, or there is a NaN, an Inf, or a 0 in a prescale.
         """
         check_one_of(weight_scale_mode, "weight_scale_mode", SCALE_MODES)
-        layer, rotated, inter_rotated = cls._made(
+        w1, w2 = weight_of(w1, "w1", 3), weight_of(w2, "w2", 3)
+        rotated = _Rotated.of(
+            rotation, rotation_size, prescale, "rotation", "prescale", w1.shape[-1], w1.device
+        )
+        inter_rotated = _Rotated.of(
+            inter_rotation,
+            inter_rotation_size,
+            inter_prescale,
+            "inter_rotation",
+            "inter_prescale",
+            w2.shape[-1],
+            w1.device,
+        )
+        layer = cls._made(
             w1,
             w2,
             w1.shape[-1],
             w2.shape[-1],
-            (rotation, rotation_size, prescale),
-            (inter_rotation, inter_rotation_size, inter_prescale),
+            rotated,
+            inter_rotated,
             expert_mask,
-            w1_bias is not None,
+            (w1_bias, w2_bias, gate_rows),
             options,
         )
-        for each in (rotated, inter_rotated):
-            if each.matrix is not None:
-                check_orthogonal(each.matrix)
+        check_orthogonal(rotated.matrix, "rotation")
+        check_orthogonal(inter_rotated.matrix, "inter_rotation")
 
         def quantise(weight: Tensor, r: _Rotated) -> tuple[Tensor, Tensor]:
             return quantise_weight(
-                weight.detach().float(), r.kind, r.size, r.matrix, r.prescale, weight_scale_mode
+                weight.float(), r.kind, r.size, r.matrix, r.prescale, weight_scale_mode
             )
 
         layer._fill(
             (quantise(_separated(w, gate_rows), rotated) for w in w1),
             (quantise(w, inter_rotated) for w in w2),
         )
-        layer._fill_biases(w1_bias, w2_bias, gate_rows)
         return layer
 
     @classmethod
@@ -281,7 +315,8 @@ class RotQuantMoE(PackedModule):
         """A layer from weights that are rotated and quantised already, as in a checkpoint.
 
         Args:
-            w1: codes [E, 2I, H / 2], and ``w1_scale`` [E, 2I, H / 32]: neither shuffled nor padded.
+            w1: codes [E, 2I, H / 2], or [E, 2I, H / 32, 16] as gpt-oss has them, and ``w1_scale``
+                [E, 2I, H / 32]: neither shuffled nor padded; dtypes as in ``RotQuantLinear``.
             w2: codes [E, H, I / 2], and ``w2_scale`` [E, H, I / 32].
             input_rotation: what x is to be multiplied with, see ``RotQuantLinear.from_quantized``;
                 likewise ``inter_rotation`` for the intermediate.
@@ -289,35 +324,49 @@ class RotQuantMoE(PackedModule):
             options: as in ``from_weights``, as are the others.
 
         Raises:
-            ValueError: the shapes do not fit, or scales are in another order (B19).
+            ValueError: an argument has another shape, dtype, device or range than described, or
+                scales are in another order (B19).
         """
-        for name, codes, scales in (("w1_scale", w1, w1_scale), ("w2_scale", w2, w2_scale)):
-            natural = (*codes.shape[:-1], codes.shape[-1] * 2 // GROUP)
-            if scales.shape != natural:
-                raise ValueError(
-                    f"{name}: expected {natural} in natural order, got {tuple(scales.shape)}"
-                )
-        layer, _, _ = cls._made(
+        w1, w2 = codes_of(w1, "w1", 3), codes_of(w2, "w2", 3)
+        w1_scale, w2_scale = (
+            scales_of(w1_scale, "w1_scale", w1),
+            scales_of(w2_scale, "w2_scale", w2),
+        )
+        hidden, inter = w1.shape[-1] * 2, w2.shape[-1] * 2
+        layer = cls._made(
             w1,
             w2,
-            w1.shape[-1] * 2,
-            w2.shape[-1] * 2,
-            (input_rotation, rotation_size, input_prescale),
-            (inter_rotation, inter_rotation_size, inter_prescale),
+            hidden,
+            inter,
+            _Rotated.of(
+                input_rotation,
+                rotation_size,
+                input_prescale,
+                "input_rotation",
+                "input_prescale",
+                hidden,
+                w1.device,
+                quantised=True,
+            ),
+            _Rotated.of(
+                inter_rotation,
+                inter_rotation_size,
+                inter_prescale,
+                "inter_rotation",
+                "inter_prescale",
+                inter,
+                w1.device,
+                quantised=True,
+            ),
             expert_mask,
-            w1_bias is not None,
+            (w1_bias, w2_bias, gate_rows),
             options,
         )
-
-        def natural_bytes(t: Tensor) -> Tensor:
-            return t.detach().view(torch.uint8)
-
-        first = zip(natural_bytes(w1), natural_bytes(w1_scale), strict=True)
+        first = zip(w1, w1_scale, strict=True)
         layer._fill(
             ((_separated(c, gate_rows), _separated(s, gate_rows)) for c, s in first),
-            zip(natural_bytes(w2), natural_bytes(w2_scale), strict=True),
+            zip(w2, w2_scale, strict=True),
         )
-        layer._fill_biases(w1_bias, w2_bias, gate_rows)
         return layer
 
     @classmethod
@@ -327,51 +376,54 @@ class RotQuantMoE(PackedModule):
         w2: Tensor,
         hidden: int,
         inter: int,
-        rotation: tuple[_Rotation, int, Tensor | None],
-        inter_rotation: tuple[_Rotation, int, Tensor | None],
+        x: _Rotated,
+        between: _Rotated,
         expert_mask: Tensor | None,
-        bias: bool,
+        biases: tuple[Tensor | None, Tensor | None, GateRows],
         options: dict[str, Any],
-    ) -> tuple[RotQuantMoE, _Rotated, _Rotated]:
-        """A layer with everything but its weights and biases."""
-        if w1.dim() != 3 or w1.shape[1] != 2 * inter:
-            raise ValueError(f"w1: expected [E, {2 * inter}, H], got {tuple(w1.shape)}")
-        if w2.dim() != 3 or w2.shape[:2] != (w1.shape[0], hidden):
-            raise ValueError(f"w2: expected [{w1.shape[0]}, {hidden}, I], got {tuple(w2.shape)}")
-
-        def understood(argument: tuple[_Rotation, int, Tensor | None], channels: int) -> _Rotated:
-            matrix, size, prescale = argument
-            if prescale is not None:
-                prescale = as_prescale(prescale, channels, w1.device)
-            return _Rotated(*rotation_of(matrix, size, channels, w1.device), prescale)
-
-        x, between = understood(rotation, hidden), understood(inter_rotation, inter)
+    ) -> RotQuantMoE:
+        """A layer with everything but its weights. Every argument is checked before it is made."""
+        experts, device = w1.shape[0], w1.device
+        if w1.shape[1] != 2 * inter:
+            raise ValueError(
+                f"w1: expected 2 I = {2 * inter} rows for w2 of I = {inter}, got {list(w1.shape)}"
+            )
+        if w2.shape[:2] != (experts, hidden):
+            raise ValueError(f"w2: expected [{experts}, {hidden}, I], got {list(w2.shape)}")
+        if w2.device != device:
+            raise ValueError(f"w2: expected device {device}, that of w1, got {w2.device}")
+        w1_bias, w2_bias, gate_rows = biases
+        check_one_of(gate_rows, "gate_rows", GATE_ROWS)
+        if (w1_bias is None) != (w2_bias is None):
+            raise ValueError("w1_bias, w2_bias: expected both or none, got one")
+        w1_bias = bias_of(w1_bias, "w1_bias", (experts, 2 * inter), device)
+        w2_bias = bias_of(w2_bias, "w2_bias", (experts, hidden), device)
+        local = experts - options.get("num_shared_experts", 0)
+        mask = None if expert_mask is None else _mask_of(expert_mask, local, device)
         layer = cls(
-            w1.shape[0],
+            experts,
             hidden,
             inter,
-            bias,
+            w1_bias is not None,
             rotation=x.kind,
             rotation_size=x.size,
             prescale=x.prescale is not None,
             inter_rotation=between.kind,
             inter_rotation_size=between.size,
             inter_prescale=between.prescale is not None,
-            all_experts=None if expert_mask is None else expert_mask.numel(),
-            device=w1.device,
+            all_experts=None if mask is None else mask.numel(),
+            device=device,
             **options,
         )
         layer.rotation, layer.prescale = x.matrix, x.prescale
         layer.inter_rotation, layer.inter_prescale = between.matrix, between.prescale
-        if expert_mask is not None:
-            local, routed = int(expert_mask.count_nonzero()), w1.shape[0] - layer.num_shared_experts
-            if expert_mask.dim() != 1 or local != routed:
-                raise ValueError(
-                    f"expert_mask: expected one dimension with {routed} local experts, got "
-                    f"{tuple(expert_mask.shape)} with {local}"
-                )
-            layer.expert_mask = expert_mask.ne(0).to(w1.device, torch.int32)
-        return layer, x, between
+        layer.expert_mask = mask
+        if w1_bias is not None:
+            layer.w1_bias, layer.w2_bias = (
+                _separated(w1_bias.mT, gate_rows).mT.contiguous(),
+                w2_bias,
+            )
+        return layer
 
     def _fill(self, first: Any, second: Any) -> None:
         """Buffers from natural codes and scales of each expert, gate rows first."""
@@ -385,17 +437,6 @@ class RotQuantMoE(PackedModule):
                 scales.append(scale)
             setattr(self, f"{name}_scale", shuffle_scales(torch.stack(scales), gate_mode=mode))
 
-    def _fill_biases(self, w1: Tensor | None, w2: Tensor | None, gate_rows: GateRows) -> None:
-        if (w1 is None) != (w2 is None):
-            raise ValueError("w1_bias, w2_bias: expected both or none")
-        for name, bias in (("w1_bias", w1), ("w2_bias", w2)):
-            if bias is None:
-                continue
-            mine = getattr(self, name)
-            if bias.shape != mine.shape:
-                raise ValueError(f"{name}: expected {tuple(mine.shape)}, got {tuple(bias.shape)}")
-            mine.copy_(_separated(bias.mT, gate_rows).mT if name == "w1_bias" else bias)
-
     def forward(
         self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *, shared: Tensor | None = None
     ) -> Tensor:
@@ -403,10 +444,24 @@ class RotQuantMoE(PackedModule):
 
         Args:
             shared: [..., H], the output of a dense shared expert, added.
+
+        Raises:
+            ValueError: the last dimension of x is not H, or leading dimensions differ.
         """
-        if topk_ids.dim() != x.dim():  # flattening would make one route per token of flat ids
+        # NOTE: flat ids must not become one route per token (B39), nor a wide x more tokens.
+        if x.dim() == 0 or x.shape[-1] != self.hidden:
             raise ValueError(
-                f"topk_ids: expected {x.dim()} dimensions, [..., topk], got {tuple(topk_ids.shape)}"
+                f"x: expected last dimension hidden {self.hidden}, got shape {list(x.shape)}"
+            )
+        for name, routes in (("topk_ids", topk_ids), ("topk_weights", topk_weights)):
+            if routes.dim() != x.dim() or routes.shape[:-1] != x.shape[:-1]:
+                raise ValueError(
+                    f"{name}: expected the leading dimensions of x {list(x.shape)} and topk, "
+                    f"got shape {list(routes.shape)}"
+                )
+        if shared is not None and shared.shape != x.shape:
+            raise ValueError(
+                f"shared: expected the shape of x {list(x.shape)}, got {list(shared.shape)}"
             )
         out = fused_moe(
             x.reshape(-1, self.hidden),
@@ -453,22 +508,53 @@ class RotQuantMoE(PackedModule):
             f"scale_mode={self.scale_mode}, gate_mode={self.gate_mode}{shared}"
         )
 
-    def _format(self) -> list[float]:
-        return [
-            _FORMAT_VERSION,
-            ROTATION_KINDS.index(self.rotation_kind),
-            self.rotation_size.bit_length(),
-            ROTATION_KINDS.index(self.inter_rotation_kind),
-            self.inter_rotation_size.bit_length(),
-            SCALE_MODES.index(self.scale_mode),
-            GATE_MODES.index(self.gate_mode),
-            ACTIVATIONS.index(self.activation),
-            self.num_shared_experts,
-            int(self.apply_weight_on_input),
-            -1.0 if self.limit is None else float(self.limit),
-            float(self.alpha),
-            float(self.shared_weight),
-        ]
+    def _format(self) -> dict[str, Any]:
+        return {
+            "element": "e2m1",
+            "num_experts": self.num_experts,
+            "hidden": self.hidden,
+            "inter": self.inter,
+            "bias": self.w1_bias is not None,
+            "rotation": self.rotation_kind,
+            "rotation_size": self.rotation_size,
+            "prescale": self.prescale is not None,
+            "inter_rotation": self.inter_rotation_kind,
+            "inter_rotation_size": self.inter_rotation_size,
+            "inter_prescale": self.inter_prescale is not None,
+            "scale_mode": self.scale_mode,
+            "gate_mode": self.gate_mode,
+            "activation": self.activation,
+            "limit": None if self.limit is None else float(self.limit),
+            "alpha": float(self.alpha),
+            "num_shared_experts": self.num_shared_experts,
+            "shared_weight": float(self.shared_weight),
+            "apply_weight_on_input": bool(self.apply_weight_on_input),
+            "all_experts": None if self.expert_mask is None else self.expert_mask.numel(),
+        }
+
+    @staticmethod
+    def _format_of_version_1(numbers: list[float]) -> dict[str, Any]:
+        # The orders that format version 1 counted in.
+        kinds = ("none", "hadamard", "matrix", "matrices")
+        modes = ("round_up", "floor", "even", "ceil", "mse")
+        *whole, limit, alpha, shared_weight = numbers
+        _, kind, bits, inter_kind, inter_bits, mode, gate, activation, shared, on_input = map(
+            int, whole
+        )
+        return {
+            "rotation": kinds[kind],
+            "rotation_size": 1 << bits >> 1,
+            "inter_rotation": kinds[inter_kind],
+            "inter_rotation_size": 1 << inter_bits >> 1,
+            "scale_mode": modes[mode],
+            "gate_mode": ("separated", "interleave")[gate],
+            "activation": ("silu", "swiglu", "gelu", "gelu_tanh")[activation],
+            "num_shared_experts": shared,
+            "apply_weight_on_input": bool(on_input),
+            "limit": None if limit == -1 else limit,
+            "alpha": alpha,
+            "shared_weight": shared_weight,
+        }
 
 
 def route(
@@ -494,9 +580,29 @@ def route(
     return weights, ids.to(torch.int32)
 
 
+def _mask_of(mask: Tensor, local: int, device: torch.device) -> Tensor:
+    """int32 0 and 1, with as many ones as there are routed experts here."""
+    check_tensor(mask, "expert_mask")
+    if mask.is_floating_point() or mask.is_complex() or mask.dim() != 1:
+        raise ValueError(
+            "expert_mask: expected bool or integers of one dimension, "
+            f"got {mask.dtype} {list(mask.shape)}"
+        )
+    if not mask.is_meta:
+        if not ((mask == 0) | (mask == 1)).all():
+            raise ValueError(
+                "expert_mask: expected 1 for the experts of this rank and 0 for the others, got "
+                "other numbers (a map to local experts goes into expert_map)"
+            )
+        if (found := int(mask.sum())) != local:
+            raise ValueError(
+                f"expert_mask: expected {local} ones, the routed experts of w1, got {found}"
+            )
+    return mask.to(device, torch.int32, copy=True)
+
+
 def _separated(rows: Tensor, gate_rows: GateRows) -> Tensor:
     """[2I, ...] with gate rows first."""
-    check_one_of(gate_rows, "gate_rows", GATE_ROWS)
     return rows if gate_rows == "separated" else torch.cat((rows[0::2], rows[1::2]))
 
 

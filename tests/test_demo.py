@@ -231,23 +231,6 @@ def test_quantized_swaps_and_restores():
     assert (mlp.gate_proj, mlp.up_proj) == (gate, up)
 
 
-def test_neighbours_share_one_quantisation(monkeypatch):
-    decoder = TinyDecoder()
-    mlp = decoder.model.layers[0].mlp
-    calls = []
-    quantize_input = rq.RotQuantLinear.quantize_input
-    monkeypatch.setattr(
-        rq.RotQuantLinear,
-        "quantize_input",
-        lambda layer, x: (calls.append(x), quantize_input(layer, x))[1],
-    )
-    with torch.no_grad(), quantized(decoder, ROTATED):
-        for x in (torch.randn(2, 64), torch.randn(2, 64)):
-            mlp.gate_proj(x)
-            mlp.up_proj(x)
-    assert len(calls) == 2
-
-
 # --- statistics -----------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from rotquant_hip import RotQuantLinear, share_input
+from rotquant_hip import RotQuantLinear
 
 GROUP = 32  # channels that share a scale
 
@@ -76,15 +76,9 @@ def decoder_linears(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
 def quantized(model: nn.Module, recipe: Recipe) -> Iterator[None]:
     """Replaces the decoder's linears by RotQuantLinear; puts the originals back at the end."""
     originals = decoder_linears(model)
-    # Neighbours of one input width read the same activation (q/k/v; gate/up) or just do not meet.
-    neighbours: dict[tuple[nn.Module, int], list[RotQuantLinear]] = {}
     try:
         for parent, name, linear in originals:
-            layer = quantize_linear(linear, recipe)
-            setattr(parent, name, layer)
-            neighbours.setdefault((parent, linear.in_features), []).append(layer)
-        for layers in neighbours.values():
-            share_input(layers)
+            setattr(parent, name, quantize_linear(linear, recipe))
         yield
     finally:
         for parent, name, linear in originals:
