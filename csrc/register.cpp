@@ -42,12 +42,14 @@ TORCH_LIBRARY(rotquant_hip, m) {
   m.def("_gemm_configs() -> str[]");
   m.def(
       "moe_sort(Tensor topk_ids, Tensor topk_weights, *, SymInt num_experts, int block_m, Tensor? "
-      "expert_mask=None, SymInt? num_local_experts=None) -> (Tensor sorted_ids, Tensor "
+      "expert_mask=None, Tensor? expert_map=None, SymInt? num_local_experts=None) -> (Tensor "
+      "sorted_ids, Tensor "
       "sorted_weights, Tensor sorted_expert_ids, Tensor num_valid, Tensor reverse_sorted)",
       tags);
   m.def(
       "moe_sort_zero_(Tensor(a!) zero, Tensor topk_ids, Tensor topk_weights, *, SymInt "
-      "num_experts, int block_m, Tensor? expert_mask=None, SymInt? num_local_experts=None) -> "
+      "num_experts, int block_m, Tensor? expert_mask=None, Tensor? expert_map=None, SymInt? "
+      "num_local_experts=None) -> "
       "(Tensor sorted_ids, Tensor sorted_weights, Tensor sorted_expert_ids, Tensor num_valid, "
       "Tensor reverse_sorted)",
       tags);
@@ -95,7 +97,8 @@ TORCH_LIBRARY(rotquant_hip, m) {
       "activation='silu', float? limit=None, float alpha=1.702, str gate_mode='separated', Tensor? "
       "rotation=None, int? rotation_size=0, Tensor? prescale=None, Tensor? inter_rotation=None, "
       "int? inter_rotation_size=0, Tensor? inter_prescale=None, str scale_mode='round_up', Tensor? "
-      "expert_mask=None, bool apply_weight_on_input=False, int num_shared_experts=0, float "
+      "expert_mask=None, Tensor? expert_map=None, bool apply_weight_on_input=False, int "
+      "num_shared_experts=0, float "
       "shared_weight=1.0, Tensor? shared=None, bool deterministic=False, bool "
       "fp4_intermediate=False, ScalarType? out_dtype=None) -> Tensor",
       tags);
@@ -105,7 +108,8 @@ TORCH_LIBRARY(rotquant_hip, m) {
       "activation='silu', float? limit=None, float alpha=1.702, str gate_mode='separated', Tensor? "
       "rotation=None, int? rotation_size=0, Tensor? prescale=None, Tensor? inter_rotation=None, "
       "int? inter_rotation_size=0, Tensor? inter_prescale=None, str scale_mode='round_up', Tensor? "
-      "expert_mask=None, bool apply_weight_on_input=False, int num_shared_experts=0, float "
+      "expert_mask=None, Tensor? expert_map=None, bool apply_weight_on_input=False, int "
+      "num_shared_experts=0, float "
       "shared_weight=1.0, Tensor? shared=None, ScalarType? out_dtype=None, str pipeline, int "
       "block_m, int gemm1_config=-1, int gemm2_config=-1) -> Tensor",
       tags);

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rotquant_hip.fake import _bytes, _check_devices, _round_up
+from rotquant_hip.fake import _bytes, _round_up, check, register_fake
 
 
 def max_rows(routes, experts, block_m: int):
@@ -20,10 +20,7 @@ def _scales(like: Tensor, rows, channels) -> Tensor:
     return _bytes(like, _round_up(rows, 32), _round_up(channels // 32, 8))
 
 
-def _sorting(topk_ids, topk_weights, num_experts, block_m, expert_mask, num_local_experts):
-    _check_devices(topk_ids, topk_weights=topk_weights, expert_mask=expert_mask)
-    if topk_ids.dim() != 2:
-        raise RuntimeError(f"topk_ids: expected shape [M, topk], got {tuple(topk_ids.shape)}")
+def _sorting(topk_ids, num_experts, block_m, num_local_experts):
     routes = topk_ids.shape[0] * topk_ids.shape[1]
     rows = max_rows(
         routes, num_experts if num_local_experts is None else num_local_experts, block_m
@@ -35,7 +32,7 @@ def _sorting(topk_ids, topk_weights, num_experts, block_m, expert_mask, num_loca
     return made(rows), made(rows, torch.float32), made(rows // block_m), made(2), made(routes)
 
 
-@torch.library.register_fake("rotquant_hip::moe_sort")
+@register_fake("moe_sort")
 def _(
     topk_ids,
     topk_weights,
@@ -43,12 +40,13 @@ def _(
     num_experts,
     block_m,
     expert_mask=None,
+    expert_map=None,
     num_local_experts=None,
 ):
-    return _sorting(topk_ids, topk_weights, num_experts, block_m, expert_mask, num_local_experts)
+    return _sorting(topk_ids, num_experts, block_m, num_local_experts)
 
 
-@torch.library.register_fake("rotquant_hip::moe_sort_zero_")
+@register_fake("moe_sort_zero_")
 def _(
     zero,
     topk_ids,
@@ -57,13 +55,13 @@ def _(
     num_experts,
     block_m,
     expert_mask=None,
+    expert_map=None,
     num_local_experts=None,
 ):
-    _check_devices(topk_ids, zero=zero)
-    return _sorting(topk_ids, topk_weights, num_experts, block_m, expert_mask, num_local_experts)
+    return _sorting(topk_ids, num_experts, block_m, num_local_experts)
 
 
-@torch.library.register_fake("rotquant_hip::moe_rotate_quant")
+@register_fake("moe_rotate_quant")
 def _(
     x,
     sorted_ids,
@@ -76,18 +74,16 @@ def _(
     scale_mode="round_up",
     bf16_intermediate=False,
 ):
-    _check_devices(x, sorted_ids=sorted_ids, rotation=rotation, prescale=prescale)
     codes = _bytes(x, x.shape[0], x.shape[1] // 2)
     return codes, _scales(x, sorted_ids.shape[0], x.shape[1])
 
 
-@torch.library.register_fake("rotquant_hip::moe_sort_scales")
+@register_fake("moe_sort_scales")
 def _(scales, sorted_ids, num_valid, *, topk, by_route=False):
-    _check_devices(scales, sorted_ids=sorted_ids)
     return _scales(scales, sorted_ids.shape[0], 32 * scales.shape[-1])
 
 
-@torch.library.register_fake("rotquant_hip::moe_gemm1")
+@register_fake("moe_gemm1")
 def _(
     a,
     w1,
@@ -114,12 +110,11 @@ def _(
     scale_mode="round_up",
     config=-1,
 ):
-    _check_devices(a, w1=w1, w1_scale=w1_scale, sorted_ids=sorted_ids, bias=bias)
     rows, inter = sorted_ids.shape[0], w1.shape[1] // 2
     return _bytes(a, rows, inter // 2), _scales(a, rows, inter)
 
 
-@torch.library.register_fake("rotquant_hip::moe_gemm2")
+@register_fake("moe_gemm2")
 def _(
     a,
     a_scales,
@@ -135,11 +130,10 @@ def _(
     out_dtype=torch.bfloat16,
     config=-1,
 ):
-    _check_devices(a, w2=w2, w2_scale=w2_scale, sorted_ids=sorted_ids, bias=bias)
     return torch.empty((tokens * topk, w2.shape[1]), dtype=out_dtype, device=a.device)
 
 
-@torch.library.register_fake("rotquant_hip::moe_gemm2_mxfp4")
+@register_fake("moe_gemm2_mxfp4")
 def _(
     a,
     a_scales,
@@ -154,12 +148,11 @@ def _(
     bias=None,
     config=-1,
 ):
-    _check_devices(a, w2=w2, w2_scale=w2_scale, sorted_ids=sorted_ids, bias=bias)
     routes, hidden = tokens * topk, w2.shape[1]
     return _bytes(a, routes, hidden // 2), _bytes(a, routes, hidden // 32)
 
 
-@torch.library.register_fake("rotquant_hip::moe_gemm2_atomic_")
+@register_fake("moe_gemm2_atomic_")
 def _(
     out,
     a,
@@ -175,12 +168,11 @@ def _(
     bias=None,
     config=-1,
 ):
-    _check_devices(a, out=out, w2=w2, w2_scale=w2_scale, sorted_ids=sorted_ids, bias=bias)
+    return None
 
 
-@torch.library.register_fake("rotquant_hip::moe_reduce")
+@register_fake("moe_reduce")
 def _(rows, topk_weights, reverse_sorted, *, scales=None, shared=None, out_dtype=None):
-    _check_devices(rows, topk_weights=topk_weights, scales=scales, shared=shared)
     tokens = next(t.shape[0] for t in (topk_weights, shared, rows) if t is not None)
     hidden, dtype = rows.shape[-1], rows.dtype
     if scales is not None:
@@ -189,45 +181,15 @@ def _(rows, topk_weights, reverse_sorted, *, scales=None, shared=None, out_dtype
     return torch.empty((tokens, hidden), dtype=dtype, device=rows.device)
 
 
-def _fused_moe(
-    x,
-    w1,
-    w2,
-    topk_weights,
-    topk_ids,
-    *,
-    w1_scale,
-    w2_scale,
-    w1_bias=None,
-    w2_bias=None,
-    rotation=None,
-    prescale=None,
-    inter_rotation=None,
-    inter_prescale=None,
-    expert_mask=None,
-    shared=None,
-    out_dtype=None,
-    **options,
-):
-    _check_devices(
-        x,
-        w1=w1,
-        w2=w2,
-        topk_weights=topk_weights,
-        topk_ids=topk_ids,
-        w1_scale=w1_scale,
-        w2_scale=w2_scale,
-        w1_bias=w1_bias,
-        w2_bias=w2_bias,
-        rotation=rotation,
-        prescale=prescale,
-        inter_rotation=inter_rotation,
-        inter_prescale=inter_prescale,
-        expert_mask=expert_mask,
-        shared=shared,
-    )
+def _check_fused_moe(**arguments):
+    """By a pipeline that takes every call; which one it will be is not known before it runs."""
+    chosen = {"pipeline": "staged_reduce", "block_m": 32, "gemm1_config": -1, "gemm2_config": -1}
+    for name in ("deterministic", "fp4_intermediate"):
+        arguments.pop(name, None)
+    check(torch.ops.rotquant_hip._fused_moe.default, chosen | arguments)
+
+
+@register_fake("fused_moe", checked_by=_check_fused_moe)
+@register_fake("_fused_moe")
+def _(x, w1, w2, topk_weights, topk_ids, *, out_dtype=None, **options):
     return torch.empty(x.shape, dtype=out_dtype or x.dtype, device=x.device)
-
-
-torch.library.register_fake("rotquant_hip::fused_moe", _fused_moe)
-torch.library.register_fake("rotquant_hip::_fused_moe", _fused_moe)

@@ -51,6 +51,7 @@ def moe_sort(
     num_experts: int,
     block_m: int,
     expert_mask: Tensor | None = None,
+    expert_map: Tensor | None = None,
     num_local_experts: int | None = None,
 ) -> MoeSorting:
     """Order routes by expert.
@@ -60,12 +61,17 @@ def moe_sort(
         topk_weights: [M, topk], any floating dtype.
         num_experts: that an id can name.
         block_m: 16, 32, 64 or 128; every expert with routes is padded to a multiple of it.
-        expert_mask: int or bool [num_experts], non-zero for the experts of this rank; they are
-            numbered in that order. Default: all.
-        num_local_experts: experts of this rank, which bounds the rows. Default: num_experts.
+        expert_mask: int or bool [num_experts], 1 for the experts of this rank and 0 for others;
+            the ones are numbered in that order. Default: all.
+        expert_map: in its place, int32 or int64 [num_experts], the local number of an expert or
+            -1, in any order, as vLLM and SGLang have it. Numbers past num_local_experts are -1.
+        num_local_experts: experts of this rank, which bounds the rows, and which a mask must have
+            as many ones as. Default: num_experts, and a mask has any number.
 
     Returns:
-        A ``MoeSorting``; rows is what the worst routing of this shape needs.
+        A ``MoeSorting``; rows is what the worst routing of this shape needs. A mask that is none
+        is an error on a CPU. On a GPU nothing is read back: there every sorted weight is then NaN,
+        and ``moe_reduce`` gives NaN for every token.
     """
     tensors = _ops.moe_sort(
         topk_ids,
@@ -73,6 +79,7 @@ def moe_sort(
         num_experts=num_experts,
         block_m=block_m,
         expert_mask=expert_mask,
+        expert_map=expert_map,
         num_local_experts=num_local_experts,
     )
     return MoeSorting(*tensors, block_m, topk_ids.shape[1])
@@ -86,6 +93,7 @@ def moe_sort_zero_(
     num_experts: int,
     block_m: int,
     expert_mask: Tensor | None = None,
+    expert_map: Tensor | None = None,
     num_local_experts: int | None = None,
 ) -> MoeSorting:
     """``moe_sort``, and ``zero``, any contiguous tensor, set to 0 in the same launch."""
@@ -96,6 +104,7 @@ def moe_sort_zero_(
         num_experts=num_experts,
         block_m=block_m,
         expert_mask=expert_mask,
+        expert_map=expert_map,
         num_local_experts=num_local_experts,
     )
     return MoeSorting(*tensors, block_m, topk_ids.shape[1])
@@ -361,9 +370,13 @@ def moe_reduce(
     Returns:
         [M, H].
     """
-    routes, columns = rows.shape
+    if rows.dim() != 2 or sorting.topk < 1 or rows.shape[0] % sorting.topk:
+        raise RuntimeError(
+            f"rows: expected shape [M * topk, H] with topk {sorting.topk} of the sorting, "
+            f"got shape {list(rows.shape)}"
+        )
     return _ops.moe_reduce(
-        rows.view(routes // sorting.topk, sorting.topk, columns),  # which tells M
+        rows.view(-1, sorting.topk, rows.shape[1]) if rows.numel() else rows,  # which tells M
         topk_weights,
         sorting.reverse_sorted,
         scales=scales,
@@ -408,6 +421,7 @@ def fused_moe(
     inter_prescale: Tensor | None = None,
     scale_mode: ScaleMode = "round_up",
     expert_mask: Tensor | None = None,
+    expert_map: Tensor | None = None,
     apply_weight_on_input: bool = False,
     num_shared_experts: int = 0,
     shared_weight: float = 1.0,
@@ -438,12 +452,15 @@ def fused_moe(
         inter_rotation: the same of the intermediate along I, ``inter_rotation_size`` up to 128.
         inter_prescale: [I].
         scale_mode: of x and the intermediate, as in ``quant``; not "mse".
-        expert_mask: with expert parallelism, int or bool [routed experts of all ranks], non-zero
-            for those of this rank, which must be as many as w1 has besides shared ones. The sum
-            of the ranks' results is the layer's.
+        expert_mask: with expert parallelism, int or bool [routed experts of all ranks], 1 for
+            those of this rank, as many as w1 has besides shared ones, and 0 for others. The sum
+            of the ranks' results is the layer's. Another mask is an error on a CPU, and on a GPU,
+            where nothing is read back, the result is NaN.
+        expert_map: in its place, int32 or int64, the local number of each routed expert or -1.
         apply_weight_on_input: multiply ``x @ w1.T`` by the route's weight instead of the result.
         num_shared_experts: how many of w1's experts, the last ones, every token goes to besides
-            its topk. The mask has no place for them: they are on every rank that is given them.
+            its topk. Mask and map have no place for them: they are on every rank that is given
+            them. No id in ``topk_ids`` names one.
         shared_weight: of those routes.
         shared: [M, H], the output of a dense shared expert, added to the result.
         deterministic: the same bytes on every run: no pipeline that adds atomically.
@@ -478,6 +495,7 @@ def fused_moe(
         inter_prescale=inter_prescale,
         scale_mode=scale_mode,
         expert_mask=expert_mask,
+        expert_map=expert_map,
         apply_weight_on_input=apply_weight_on_input,
         num_shared_experts=num_shared_experts,
         shared_weight=shared_weight,
@@ -501,6 +519,7 @@ def _choose_and_run(
     inter_rotation: Tensor | None = None,
     inter_rotation_size: int | None = 0,
     expert_mask: Tensor | None = None,
+    expert_map: Tensor | None = None,
     num_shared_experts: int = 0,
     deterministic: bool = False,
     fp4_intermediate: bool = False,
@@ -508,11 +527,19 @@ def _choose_and_run(
 ) -> Tensor:
     """Below torch.compile's tracing: the sizes are numbers here, and choosing makes no guards."""
     pipeline, block_m, gemm1, gemm2 = "staged_reduce", 32, -1, -1
-    # Ranks that are wrong are _fused_moe's to refuse. No tokens are not worth a miss.
-    if x.dim() == topk_ids.dim() == 2 and w1.dim() == 3 and x.shape[0] > 0:
+    missed = None
+    # What is wrong is _fused_moe's to refuse. No tokens are not worth a miss.
+    has_sizes = x.dim() == topk_ids.dim() == 2 and w1.dim() == 3
+    if has_sizes and x.shape[0] > 0 and w1.shape[0] > 0 and topk_ids.shape[1] > 0:
         experts = w1.shape[0]
         inter_size = 64 if inter_rotation_size is None else inter_rotation_size
-        plan = dispatch.choose(
+        if inter_rotation is not None and inter_rotation.dim() > 0:
+            inter_size = inter_rotation.shape[-1]
+        everywhere = experts
+        owned = expert_mask if expert_map is None else expert_map
+        if owned is not None:
+            everywhere = max(1, owned.numel() + num_shared_experts)
+        plan, missed = dispatch.choose(
             dispatch.gfx_of(x.device),
             x.shape[0],
             x.shape[1],
@@ -520,17 +547,17 @@ def _choose_and_run(
             experts,
             topk_ids.shape[1] + num_shared_experts,
             activation,
-            experts if expert_mask is None else expert_mask.numel() + num_shared_experts,
+            everywhere,
             (
                 deterministic,
                 fp4_intermediate or dispatch.fp4_by_default(),
                 rotation is not None or x.dtype == torch.float32,
-                inter_size if inter_rotation is None else inter_rotation.shape[-1],
+                inter_size,
             ),
         )
         pipeline, block_m = plan.pipeline, plan.block_m
         gemm1, gemm2 = plan.gemm1_config, plan.gemm2_config
-    return _ops._fused_moe(
+    out = _ops._fused_moe(
         x,
         w1,
         w2,
@@ -541,6 +568,7 @@ def _choose_and_run(
         inter_rotation=inter_rotation,
         inter_rotation_size=inter_rotation_size,
         expert_mask=expert_mask,
+        expert_map=expert_map,
         num_shared_experts=num_shared_experts,
         **options,
         pipeline=pipeline,
@@ -548,3 +576,6 @@ def _choose_and_run(
         gemm1_config=gemm1,
         gemm2_config=gemm2,
     )
+    if missed is not None:  # after the call: one that is refused is no miss
+        dispatch.count(missed)
+    return out

@@ -49,13 +49,18 @@ def moe_sort(
     num_experts: int,
     block_m: int,
     expert_mask: NDArray[np.integer] | None = None,
+    expert_map: NDArray[np.integer] | None = None,
     num_local_experts: int | None = None,
 ) -> Sorting:
     """Routes by local expert, token and slot, each expert padded to whole blocks."""
     tokens, topk = topk_ids.shape
     local_experts = num_experts if num_local_experts is None else num_local_experts
-    is_local = np.ones(num_experts, bool) if expert_mask is None else expert_mask != 0
-    local_of = {e: i for i, e in enumerate(np.flatnonzero(is_local)) if i < local_experts}
+    if expert_map is None:
+        is_local = np.ones(num_experts, bool) if expert_mask is None else expert_mask != 0
+        numbers = {e: i for i, e in enumerate(np.flatnonzero(is_local))}
+    else:
+        numbers = dict(enumerate(expert_map.tolist()))
+    local_of = {e: i for e, i in numbers.items() if 0 <= i < local_experts}
 
     routes: dict[int, list[tuple[int, int]]] = {}
     for token in range(tokens):

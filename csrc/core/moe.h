@@ -6,7 +6,8 @@
 // every row from num_valid[0] on, is topk << 24 | tokens with weight 0. Block b of block_m rows
 // belongs to local expert sorted_expert_ids[b] (-1 from num_valid[0] / block_m on).
 // num_valid = {rows in use, tokens}. reverse_sorted[token * topk + slot] is the route's row, -1 if
-// the route was dropped: an id that is negative, not below `experts`, or of a masked expert.
+// the route was dropped: an id that is negative, not below `experts`, or of an expert that is not
+// local; kMoeInvalid if it was not sorted, as the mask is none: see moe_sort.
 #pragma once
 
 #include "core/layout.h"
@@ -19,6 +20,10 @@ constexpr int kMoeMaxExperts = 1024;
 constexpr int kMoeMaxTopk = 16;
 constexpr int64_t kMoeMaxTokens = int64_t{1} << 24;  // a token is 24 bits of a sorted id
 constexpr int kMoeSlotShift = 24;
+// NOTE: nothing is read back from a GPU, so a mask that holds other numbers than 0 and 1, or
+// another number of ones than there are local experts, is answered with NaN: as the weight of every
+// sorted row, and for moe_reduce as this in every element of reverse_sorted.
+constexpr int32_t kMoeInvalid = -2;
 
 RQ_HOST_DEVICE constexpr int32_t moe_token(int32_t sorted_id) { return sorted_id & 0xFFFFFF; }
 RQ_HOST_DEVICE constexpr int32_t moe_slot(int32_t sorted_id) {

@@ -78,11 +78,13 @@ struct GemmParams {
 struct MoeSortParams {
   const int32_t* topk_ids;     // [tokens, topk] contiguous
   const float* topk_weights;   // [tokens, topk] contiguous
-  const int32_t* expert_mask;  // [experts], 0 = not local, or null
+  const int32_t* expert_mask;  // [experts] 1 = local, 0 = not, or null
+  const int32_t* expert_map;   // [experts] local index or -1, or null; not both
   int64_t tokens;              // < 2^24
   int topk;                    // <= 16
   int experts;                 // <= 1024, global
   int local_experts;           // local ids from here on are dropped
+  int mask_ones;               // that expert_mask must hold; -1: any number
   int block_m;                 // 16, 32, 64, 128
   int64_t max_rows;            // moe_max_rows()
   int32_t* sorted_ids;         // [max_rows], 16-byte aligned

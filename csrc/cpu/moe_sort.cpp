@@ -14,8 +14,14 @@ MoeSort::MoeSort(const MoeSortParams& params, int64_t parts)
       local_of_(static_cast<size_t>(params.experts), -1),
       counts_(static_cast<size_t>(parts * params.local_experts)) {
   int local = 0;
-  for (int e = 0; e < p_.experts && local < p_.local_experts; ++e)
-    if (!p_.expert_mask || p_.expert_mask[e]) local_of_[static_cast<size_t>(e)] = local++;
+  for (int e = 0; e < p_.experts; ++e) {
+    int& index = local_of_[static_cast<size_t>(e)];
+    if (p_.expert_map)
+      index = p_.expert_map[e];
+    else if (!p_.expert_mask || p_.expert_mask[e])
+      index = local++;
+    if (index >= p_.local_experts) index = -1;
+  }
 }
 
 void MoeSort::count(int64_t begin, int64_t end) {

@@ -24,7 +24,7 @@ class MoeSort {
   int64_t first_route(int64_t part) const { return routes_ * part / parts_; }
   int32_t* counts_of(int64_t part) { return counts_.data() + part * p_.local_experts; }
   int local_expert(int32_t id) const {
-    return id < 0 || id >= p_.experts ? -1 : local_of_[static_cast<size_t>(id)];
+    return id < 0 || id >= p_.experts ? -1 : local_of_[static_cast<size_t>(id)];  // < 0: dropped
   }
 
   const MoeSortParams p_;

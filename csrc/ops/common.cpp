@@ -44,7 +44,7 @@ at::Tensor bytes_of(const at::Tensor& t, const char* argument) {
 
 at::Tensor aligned_bytes_of(const at::Tensor& t, const char* argument) {
   const at::Tensor bytes = bytes_of(t, argument);
-  return reinterpret_cast<uintptr_t>(bytes.const_data_ptr()) % 16 == 0 ? bytes : bytes.clone();
+  return reinterpret_cast<uintptr_t>(read_from(bytes)) % 16 == 0 ? bytes : bytes.clone();
 }
 
 void check_device(const at::Tensor& t, const char* argument, const at::Tensor& x) {
@@ -80,7 +80,7 @@ Rows rows_of(const at::Tensor& x, const char* argument) {
   const int64_t rows = rows_before_last(x);
   std::optional<int64_t> stride = x.numel() == 0 ? k : row_stride(x);
   at::Tensor tensor = stride ? x : x.contiguous();
-  return {tensor, {tensor.const_data_ptr(), dtype, rows, k, stride.value_or(k)}};
+  return {tensor, {read_from(tensor), dtype, rows, k, stride.value_or(k)}};
 }
 
 int64_t rows_before_last(const at::Tensor& x) {

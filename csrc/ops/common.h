@@ -37,6 +37,16 @@ at::Tensor aligned_bytes_of(const at::Tensor& t, const char* argument);
 
 void check_device(const at::Tensor& t, const char* argument, const at::Tensor& x);
 
+// Where a tensor's elements are; null for a meta tensor, which has none and is checked only.
+template <class T = void>
+const T* read_from(const at::Tensor& t) {
+  return t.is_meta() ? nullptr : static_cast<const T*>(t.const_data_ptr());
+}
+template <class T = void>
+T* write_to(const at::Tensor& t) {
+  return t.is_meta() ? nullptr : static_cast<T*>(t.mutable_data_ptr());
+}
+
 // --- activations --------------------------------------------------------------------------------
 
 // x as rows of K channels. Leading dimensions that collapse to one row stride are taken as they
@@ -54,6 +64,7 @@ int64_t rows_before_last(const at::Tensor& x);
 std::vector<int64_t> with_last(const at::Tensor& x, int64_t last);
 
 // --- where to run --------------------------------------------------------------------------------
+// NOTE: nowhere for meta tensors. rotquant_hip/fake.py runs the CPU ops on them for their checks.
 
 // CPU: f(begin, end) over [0, items) on torch's threads; `elements` per item sets the grain.
 template <class F>

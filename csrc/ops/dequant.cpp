@@ -28,13 +28,14 @@ at::Tensor dequant(const at::Tensor& codes_in, const at::Tensor& scales_in, at::
            c10::str("shape ", at::IntArrayRef(expected)), "shape ", scales.sizes());
 
   at::Tensor y = at::empty(with_last(codes, k), codes.options().dtype(dtype));
-  const DequantParams params{codes.const_data_ptr<uint8_t>(),
-                             scales.const_data_ptr<uint8_t>(),
+  const DequantParams params{read_from<uint8_t>(codes),
+                             read_from<uint8_t>(scales),
                              shuffled_scales,
                              rows,
                              k,
-                             y.mutable_data_ptr(),
+                             write_to(y),
                              y_dtype};
+  if (y.is_meta()) return y;
 #ifdef ROTQUANT_WITH_HIP
   if (runs_on_gpu(codes)) {
     on_device_of(codes, [&](hipStream_t stream) { hip::dequant(params, stream); });

@@ -5,6 +5,9 @@
 // nothing is read back, so that a call can be captured in a graph on any device.
 #include <torch/library.h>
 
+#include <cmath>
+#include <utility>
+
 #include "core/moe_configs.h"
 #include "ops/moe.h"
 
@@ -53,6 +56,10 @@ Sizes check_shapes(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& 
   // NOTE: flat ids are refused, not guessed at: [M * topk] would pass for [M, 1].
   RQ_CHECK(topk_ids.dim() == 2 && topk_ids.size(0) == x.size(0), "topk_ids",
            c10::str("shape [", x.size(0), ", topk]"), "shape ", topk_ids.sizes());
+  RQ_CHECK(topk_ids.size(1) >= 1 && topk_ids.size(1) <= kMoeMaxTopk, "topk_ids",
+           c10::str("1 to ", kMoeMaxTopk, " routes a token"), "shape ", topk_ids.sizes());
+  RQ_CHECK(x.size(0) < kMoeMaxTokens, "x", c10::str("less than ", kMoeMaxTokens, " tokens"),
+           x.size(0));
   RQ_CHECK(topk_ids.scalar_type() == at::kInt || topk_ids.scalar_type() == at::kLong, "topk_ids",
            "dtype int32 or int64", topk_ids.scalar_type());
   RQ_CHECK(topk_weights.sizes() == topk_ids.sizes(), "topk_weights",
@@ -67,6 +74,8 @@ Sizes check_shapes(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& 
       c10::str("shuffled codes of shape [E, 2I, ", hidden / 2, "] with I divisible by ", kGroup),
       "shape ", w1.sizes());
   const int64_t experts = w1.size(0), inter = w1.size(1) / 2;
+  RQ_CHECK(experts >= 1 && experts <= kMoeMaxExperts, "w1",
+           c10::str("1 to ", kMoeMaxExperts, " experts"), "shape ", w1.sizes());
   const std::vector<int64_t> w2_shape{experts, hidden, inter / 2};
   RQ_CHECK(w2.sizes() == at::IntArrayRef(w2_shape), "w2",
            c10::str("shuffled codes of shape ", at::IntArrayRef(w2_shape)), "shape ", w2.sizes());
@@ -95,14 +104,19 @@ void check_bias(const OptionalTensor& bias, const char* argument, int64_t expert
            c10::str("shape ", at::IntArrayRef(expected)), "shape ", bias->sizes());
 }
 
-void check_experts(const Sizes& sizes, const OptionalTensor& mask, int64_t shared) {
+void check_experts(const Sizes& sizes, const at::Tensor& topk_ids, const OptionalTensor& mask,
+                   const OptionalTensor& map, int64_t shared, double shared_weight) {
   RQ_CHECK(shared >= 0 && shared <= sizes.experts, "num_shared_experts",
            c10::str("0 to ", sizes.experts, ", the experts of w1"), shared);
-  if (!mask) return;
-  RQ_CHECK(!mask->is_floating_point(), "expert_mask", "an integer or bool dtype",
-           mask->scalar_type());
-  RQ_CHECK(mask->dim() == 1, "expert_mask", "shape [routed experts of all ranks]", "shape ",
-           mask->sizes());
+  RQ_CHECK(sizes.topk + shared <= kMoeMaxTopk, "num_shared_experts",
+           c10::str("at most ", kMoeMaxTopk - sizes.topk, " beside a topk of ", sizes.topk),
+           shared);
+  RQ_CHECK(std::isfinite(shared_weight), "shared_weight", "a finite number", shared_weight);
+  check_ownership(topk_ids, mask, map, std::nullopt, sizes.experts - shared);
+  for (const auto& [argument, t] : {std::pair{"expert_mask", &mask}, std::pair{"expert_map", &map}})
+    RQ_CHECK(!*t || (*t)->size(0) + shared <= kMoeMaxExperts, argument,
+             c10::str("at most ", kMoeMaxExperts - shared, " experts beside ", shared, " shared"),
+             "shape ", (*t)->sizes());
 }
 
 void check_shared(const at::Tensor& shared, const at::Tensor& x) {
@@ -142,51 +156,53 @@ void check_pipeline(const Pipeline& pipeline, const at::Tensor& x, const Optiona
 
 struct Routes {
   at::Tensor ids, weights;  // [tokens, topk + shared]
-  OptionalTensor mask;
+  OptionalTensor mask, map;
   int64_t experts;  // that an id can name
 };
 
-// Shared experts are the last `shared` ones; every token has a route to each of them. Their ids
-// follow the routed ones: E - shared .. E - 1, or, where a mask of G routed experts says which of
-// those are here, G .. G + shared - 1. They are always local.
-// NOTE: a local number counts the experts before it, so the mask must have E - shared of them; on a
-// GPU only a read-back could check that.
+// Shared experts are the last `shared` ones of w1; every token has a route to each of them. Their
+// ids follow the routed ones: E - shared .. E - 1, or, with a mask or a map of G routed experts,
+// G .. G + shared - 1. They are always local. A caller's id never names one.
 Routes with_shared_experts(const at::Tensor& ids, const at::Tensor& weights,
-                           const OptionalTensor& mask, int64_t routed, int64_t shared,
-                           double shared_weight) {
-  const int64_t first = mask ? mask->size(0) : routed;
-  Routes routes{ids, weights, mask, first + shared};
+                           const OptionalTensor& mask, const OptionalTensor& map, int64_t routed,
+                           int64_t shared, double shared_weight) {
+  const int64_t first = mask ? mask->size(0) : map ? map->size(0) : routed;
+  Routes routes{ids, weights, mask, map, first + shared};
   if (shared == 0) return routes;
-  const at::Tensor shared_ids = at::arange(first, first + shared, ids.options());
-  routes.ids = at::cat({ids, shared_ids.expand({ids.size(0), shared})}, 1);
+  const auto options = ids.options();
+  const at::Tensor shared_ids = at::arange(first, first + shared, options);
+  const at::Tensor routed_ids = ids.masked_fill(ids.ge(first), -1);
+  routes.ids = at::cat({routed_ids, shared_ids.expand({ids.size(0), shared})}, 1);
   routes.weights = at::constant_pad_nd(weights.to(at::kFloat), {0, shared}, shared_weight);
-  if (mask) routes.mask = at::constant_pad_nd(mask->ne(0).to(at::kInt), {0, shared}, 1);
+  if (mask) routes.mask = at::constant_pad_nd(mask->to(at::kLong), {0, shared}, 1);
+  if (map) {
+    // NOTE: an index past the routed experts would be a shared one's.
+    const at::Tensor known = map->masked_fill(map->ge(routed), -1);
+    routes.map = at::cat({known, at::arange(routed, routed + shared, map->options())});
+  }
   return routes;
 }
 
 // --- the op -------------------------------------------------------------------------------------
 
-at::Tensor fused_moe(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2,
-                     const at::Tensor& topk_weights, const at::Tensor& topk_ids,
-                     const at::Tensor& w1_scale, const at::Tensor& w2_scale,
-                     const OptionalTensor& w1_bias, const OptionalTensor& w2_bias,
-                     std::string_view activation, std::optional<double> limit, double alpha,
-                     std::string_view gate_mode, const OptionalTensor& rotation,
-                     std::optional<int64_t> rotation_size, const OptionalTensor& prescale,
-                     const OptionalTensor& inter_rotation,
-                     std::optional<int64_t> inter_rotation_size,
-                     const OptionalTensor& inter_prescale, std::string_view scale_mode,
-                     const OptionalTensor& expert_mask, bool apply_weight_on_input,
-                     int64_t num_shared_experts, double shared_weight, const OptionalTensor& shared,
-                     std::optional<at::ScalarType> out_dtype, std::string_view pipeline_name,
-                     int64_t block_m, int64_t gemm1_config, int64_t gemm2_config) {
+at::Tensor fused_moe(
+    const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& topk_weights,
+    const at::Tensor& topk_ids, const at::Tensor& w1_scale, const at::Tensor& w2_scale,
+    const OptionalTensor& w1_bias, const OptionalTensor& w2_bias, std::string_view activation,
+    std::optional<double> limit, double alpha, std::string_view gate_mode,
+    const OptionalTensor& rotation, std::optional<int64_t> rotation_size,
+    const OptionalTensor& prescale, const OptionalTensor& inter_rotation,
+    std::optional<int64_t> inter_rotation_size, const OptionalTensor& inter_prescale,
+    std::string_view scale_mode, const OptionalTensor& expert_mask,
+    const OptionalTensor& expert_map, bool apply_weight_on_input, int64_t num_shared_experts,
+    double shared_weight, const OptionalTensor& shared, std::optional<at::ScalarType> out_dtype,
+    std::string_view pipeline_name, int64_t block_m, int64_t gemm1_config, int64_t gemm2_config) {
   const Pipeline& pipeline = pipeline_of(pipeline_name);
   const Sizes sizes = check_shapes(x, w1, w2, topk_weights, topk_ids);
   check_scales(w1_scale, "w1_scale", sizes.experts, 2 * sizes.inter, sizes.hidden);
   check_scales(w2_scale, "w2_scale", sizes.experts, sizes.hidden, sizes.inter);
   check_bias(w1_bias, "w1_bias", sizes.experts, 2 * sizes.inter);
   check_bias(w2_bias, "w2_bias", sizes.experts, sizes.hidden);
-  check_experts(sizes, expert_mask, num_shared_experts);
   if (shared) check_shared(*shared, x);
   for (const auto& [argument, tensor] :
        std::initializer_list<Named>{{"w1", w1},
@@ -202,8 +218,10 @@ at::Tensor fused_moe(const at::Tensor& x, const at::Tensor& w1, const at::Tensor
                                     {"inter_rotation", inter_rotation},
                                     {"inter_prescale", inter_prescale},
                                     {"expert_mask", expert_mask},
+                                    {"expert_map", expert_map},
                                     {"shared", shared}})
     if (tensor) check_device(*tensor, argument, x);
+  check_experts(sizes, topk_ids, expert_mask, expert_map, num_shared_experts, shared_weight);
   const int64_t inter_size = check_moe_gemm1_options(
       x, sizes.inter, activation, limit, alpha, gate_mode, rotation, rotation_size, prescale,
       inter_rotation, inter_rotation_size, inter_prescale, scale_mode);
@@ -221,11 +239,11 @@ at::Tensor fused_moe(const at::Tensor& x, const at::Tensor& w1, const at::Tensor
   if (no_routes) return shared ? out : out.zero_();
 
   const Routes routes =
-      with_shared_experts(topk_ids, topk_weights, expert_mask, sizes.experts - num_shared_experts,
-                          num_shared_experts, shared_weight);
+      with_shared_experts(topk_ids, topk_weights, expert_mask, expert_map,
+                          sizes.experts - num_shared_experts, num_shared_experts, shared_weight);
   const OptionalTensor zero = atomic && !shared ? OptionalTensor(out) : std::nullopt;
   const Sorted s = moe_sort(zero, routes.ids, routes.weights, routes.experts, block_m, routes.mask,
-                            sizes.experts);
+                            routes.map, sizes.experts);
 
   at::Tensor codes, scales;
   if (pipeline.quantise_inside) {

@@ -64,12 +64,12 @@ at::Tensor gemm_a4w4(const at::Tensor& a_in, const at::Tensor& b_in, const at::T
   const DType dtype = dtype_of(out_dtype, "out_dtype");
 
   at::Tensor out = at::empty(with_last(a, n), a.options().dtype(out_dtype));
-  GemmParams params{a.const_data_ptr<uint8_t>(),
-                    b.const_data_ptr<uint8_t>(),
-                    a_scales.const_data_ptr<uint8_t>(),
-                    b_scales.const_data_ptr<uint8_t>(),
-                    bias ? bias_values.const_data_ptr<float>() : nullptr,
-                    out.mutable_data_ptr(),
+  GemmParams params{read_from<uint8_t>(a),
+                    read_from<uint8_t>(b),
+                    read_from<uint8_t>(a_scales),
+                    read_from<uint8_t>(b_scales),
+                    bias ? read_from<float>(bias_values) : nullptr,
+                    write_to(out),
                     dtype,
                     m,
                     n,
@@ -77,13 +77,13 @@ at::Tensor gemm_a4w4(const at::Tensor& a_in, const at::Tensor& b_in, const at::T
                     checked_config(config),
                     nullptr,
                     0};
-  if (out.numel() == 0) return out;
+  if (out.numel() == 0 || out.is_meta()) return out;
   if (k == 0) return bias ? out.copy_(bias_values.expand_as(out)) : out.zero_();
 #ifdef ROTQUANT_WITH_HIP
   if (runs_on_gpu(a)) {
     params.workspace_bytes = gemm_workspace_bytes(params);
     const at::Tensor workspace = at::empty({params.workspace_bytes}, a.options());
-    params.workspace = params.workspace_bytes ? workspace.mutable_data_ptr() : nullptr;
+    params.workspace = params.workspace_bytes ? write_to(workspace) : nullptr;
     on_device_of(a, [&](hipStream_t stream) { hip::gemm_a4w4(params, stream); });
     return out;
   }

@@ -45,7 +45,7 @@ at::Tensor shuffle_scales(const at::Tensor& scales_in, std::string_view gate_mod
   const int64_t experts = scales.dim() == 3 ? scales.size(0) : 1;
   int64_t rows = scales.size(-2);
 
-  ShuffleScalesParams params{scales.const_data_ptr<uint8_t>(), nullptr, 1, rows, groups, 0, false};
+  ShuffleScalesParams params{read_from<uint8_t>(scales), nullptr, 1, rows, groups, 0, false};
   std::vector<int64_t> out_sizes;
   if (interleave) {
     params.experts = experts;
@@ -59,8 +59,8 @@ at::Tensor shuffle_scales(const at::Tensor& scales_in, std::string_view gate_mod
     out_sizes = {round_up_to(rows, kScaleRowPadding), padded_groups};
   }
   at::Tensor out = at::empty(out_sizes, scales.options());
-  params.out = out.mutable_data_ptr<uint8_t>();
-  if (out.numel() > 0) run(scales, params);
+  params.out = write_to<uint8_t>(out);
+  if (out.numel() > 0 && !out.is_meta()) run(scales, params);
   return out;
 }
 
@@ -71,7 +71,7 @@ at::Tensor unshuffle_scales(const at::Tensor& scales_in, int64_t rows, int64_t g
   RQ_CHECK(rows >= 0, "rows", "a count", rows);
   RQ_CHECK(groups >= 0, "groups", "a count", groups);
   const int64_t padded_groups = round_up_to(groups, kScaleTileGroups);
-  ShuffleScalesParams params{scales.const_data_ptr<uint8_t>(), nullptr, 1, rows, groups, 0, true};
+  ShuffleScalesParams params{read_from<uint8_t>(scales), nullptr, 1, rows, groups, 0, true};
   std::vector<int64_t> out_sizes{rows, groups};
   if (interleave) {
     params.inter = check_interleaved_rows(rows, "rows");
@@ -90,8 +90,8 @@ at::Tensor unshuffle_scales(const at::Tensor& scales_in, int64_t rows, int64_t g
              c10::str("shape ", at::IntArrayRef(expected)), "shape ", scales.sizes());
   }
   at::Tensor out = at::empty(out_sizes, scales.options());
-  params.out = out.mutable_data_ptr<uint8_t>();
-  if (out.numel() > 0) run(scales, params);
+  params.out = write_to<uint8_t>(out);
+  if (out.numel() > 0 && !out.is_meta()) run(scales, params);
   return out;
 }
 
@@ -106,9 +106,9 @@ at::Tensor map_weight(const at::Tensor& weight_in, std::string_view gate_mode, b
            weight.sizes());
   const int64_t inter = interleave ? check_interleaved_rows(rows, "weight") : 0;
   at::Tensor out = at::empty(weight.sizes(), weight.options());
-  if (out.numel() == 0) return out;
+  if (out.numel() == 0 || out.is_meta()) return out;
   run(weight,
-      ShuffleWeightParams{weight.const_data_ptr<uint8_t>(), out.mutable_data_ptr<uint8_t>(),
+      ShuffleWeightParams{read_from<uint8_t>(weight), write_to<uint8_t>(out),
                           weight.dim() == 3 ? weight.size(0) : 1, rows, row_bytes, inter, inverse});
   return out;
 }

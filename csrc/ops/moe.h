@@ -15,7 +15,14 @@ struct Sorted {
 // `zero`: a contiguous tensor that is zeroed in the same launch.
 Sorted moe_sort(const OptionalTensor& zero, const at::Tensor& topk_ids,
                 const at::Tensor& topk_weights, int64_t num_experts, int64_t block_m,
-                const OptionalTensor& expert_mask, std::optional<int64_t> num_local_experts);
+                const OptionalTensor& expert_mask, const OptionalTensor& expert_map,
+                std::optional<int64_t> num_local_experts);
+
+// Of expert_mask and expert_map what can be told without reading a GPU's memory: at most one of
+// them, of `experts` elements (of any number for nullopt); a mask on a CPU has `local` ones.
+void check_ownership(const at::Tensor& topk_ids, const OptionalTensor& mask,
+                     const OptionalTensor& map, std::optional<int64_t> experts,
+                     std::optional<int64_t> local);
 
 std::tuple<at::Tensor, at::Tensor> moe_rotate_quant(
     const at::Tensor& x, const at::Tensor& sorted_ids, const at::Tensor& num_valid,

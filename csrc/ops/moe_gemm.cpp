@@ -6,6 +6,7 @@
 #endif
 #include <torch/library.h>
 
+#include <cmath>
 #include <limits>
 
 #include "core/moe_configs.h"
@@ -32,7 +33,7 @@ CheckedSorting check_blocks(const at::Tensor& a, const at::Tensor& sorted_ids,
   RQ_CHECK(rows == blocks * block_m && (rows == 0 || known), "sorted_expert_ids",
            c10::str("one expert for every 16, 32, 64 or 128 of the ", rows, " rows of sorted_ids"),
            "shape ", sorted_expert_ids.sizes());
-  s.params.sorted_expert_ids = s.tensors.sorted_expert_ids.const_data_ptr<int32_t>();
+  s.params.sorted_expert_ids = read_from<int32_t>(s.tensors.sorted_expert_ids);
   s.params.block_m = static_cast<int>(block_m);
   if (sorted_weights) {
     check_device(*sorted_weights, "sorted_weights", a);
@@ -41,7 +42,7 @@ CheckedSorting check_blocks(const at::Tensor& a, const at::Tensor& sorted_ids,
     RQ_CHECK(sorted_weights->dim() == 1 && sorted_weights->size(0) == rows, "sorted_weights",
              c10::str("shape [", rows, "]"), "shape ", sorted_weights->sizes());
     s.tensors.sorted_weights = sorted_weights->contiguous();
-    s.params.sorted_weights = s.tensors.sorted_weights.const_data_ptr<float>();
+    s.params.sorted_weights = read_from<float>(s.tensors.sorted_weights);
   }
   return s;
 }
@@ -142,6 +143,7 @@ MoeActivation check_activation(std::string_view name, std::optional<double> limi
   TORCH_CHECK(kind != Activate::swiglu || limit,
               "limit: expected a number for activation 'swiglu' (gpt-oss has 7.0), got None");
   RQ_CHECK(!limit || *limit > 0, "limit", "a positive number", *limit);
+  RQ_CHECK(std::isfinite(alpha), "alpha", "a finite number", alpha);
   constexpr double kNone = std::numeric_limits<double>::infinity();
   return {kind, static_cast<float>(limit.value_or(kNone)), static_cast<float>(alpha)};
 }
@@ -212,7 +214,7 @@ std::tuple<at::Tensor, at::Tensor> moe_gemm1(
     a = aligned_bytes_of(a_in, "a");
     RQ_CHECK(a.size(1) % kGroupBytes == 0, "a",
              c10::str("last dimension H / 2 divisible by ", kGroupBytes), "shape ", a.sizes());
-    p.a = a.const_data_ptr<uint8_t>();
+    p.a = read_from<uint8_t>(a);
     p.k = a.size(1) * 2;
   }
   RQ_CHECK(p.k > 0, "a", "at least one group of channels", "shape ", a.sizes());
@@ -223,18 +225,18 @@ std::tuple<at::Tensor, at::Tensor> moe_gemm1(
   at::Tensor a_scales;
   if (!inside) {
     a_scales = checked_scales(*a_scales_in, "a_scales", max_rows, p.k, a);
-    p.a_scales = a_scales.const_data_ptr<uint8_t>();
+    p.a_scales = read_from<uint8_t>(a_scales);
     RQ_CHECK(!runs_on_gpu(a) || a.numel() < int64_t{1} << 31, "a", "less than 2 GiB of codes",
              "shape ", a.sizes());
   }
   const auto [w1, w1_scale] =
       check_weight(w1_in, w1_scale_in, "w1", "w1_scale", 2 * kGroup, p.k, a);
-  p.w1 = w1.const_data_ptr<uint8_t>();
-  p.w1_scale = w1_scale.const_data_ptr<uint8_t>();
+  p.w1 = read_from<uint8_t>(w1);
+  p.w1_scale = read_from<uint8_t>(w1_scale);
   p.experts = static_cast<int>(w1.size(0));
   p.inter = w1.size(1) / 2;
   const at::Tensor bias = checked_bias(bias_in, p.experts, 2 * p.inter, a);
-  p.bias = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
+  p.bias = bias.defined() ? read_from<float>(bias) : nullptr;
   p.interleaved = interleaved(gate_mode);
   p.apply_weight = apply_weight;
   p.activation = check_activation(activation, limit, alpha);
@@ -255,12 +257,12 @@ std::tuple<at::Tensor, at::Tensor> moe_gemm1(
   p.inter_rotation = inter_rotation.params;
   p.scale_mode = check_scale_mode(scale_mode);
 
-  if (max_rows > 0) {
+  if (max_rows > 0 || config != -1) {
     const auto fits = [&](const MoeGemmConfig& c) {
       return moe_gemm1_fits(c, p.sorting.block_m, inside, p.inter_rotation.size);
     };
     const bool any = std::any_of(std::begin(kMoeGemm1Configs), std::end(kMoeGemm1Configs), fits);
-    RQ_CHECK(any, "a",
+    RQ_CHECK(any || max_rows == 0, "a",
              c10::str("codes and a_scales: blocks of ", p.sorting.block_m,
                       " rows are not quantised inside"),
              a.scalar_type());
@@ -274,9 +276,9 @@ std::tuple<at::Tensor, at::Tensor> moe_gemm1(
   const auto options = a.options().dtype(at::kByte);
   at::Tensor codes = at::empty({max_rows, p.inter / 2}, options);
   at::Tensor scales = at::empty(sorted_scales_shape(max_rows, p.inter), options);
-  p.codes = codes.mutable_data_ptr<uint8_t>();
-  p.scales = scales.mutable_data_ptr<uint8_t>();
-  if (max_rows == 0) return {codes, scales};
+  p.codes = write_to<uint8_t>(codes);
+  p.scales = write_to<uint8_t>(scales);
+  if (max_rows == 0 || codes.is_meta()) return {codes, scales};
 #ifdef ROTQUANT_WITH_HIP
   if (runs_on_gpu(a)) {
     on_device_of(a, [&](hipStream_t stream) { hip::moe_gemm1(p, stream); });
@@ -287,8 +289,8 @@ std::tuple<at::Tensor, at::Tensor> moe_gemm1(
   if (inside) {
     std::tie(x_codes, a_scales) =
         rotate_quant_sorted(p.x, p.rotation, p.scale_mode, false, p.sorting, options);
-    p.a = x_codes.const_data_ptr<uint8_t>();
-    p.a_scales = a_scales.const_data_ptr<uint8_t>();
+    p.a = read_from<uint8_t>(x_codes);
+    p.a_scales = read_from<uint8_t>(a_scales);
   }
   const std::vector<cpu::MoeTile> tiles = cpu::moe_tiles(p.sorting, p.experts);
   run_items(tiles, cpu::moe_gemm1_items(p, std::ssize(tiles)).count, 2 * p.inter * p.k,
@@ -334,13 +336,13 @@ CheckedGemm2 check_gemm2(const at::Tensor& a_in, const at::Tensor& a_scales, con
   p.hidden = c.w2.codes.size(1);
   c.bias = checked_bias(bias, p.experts, p.hidden, c.a);
   p.sorting = c.sorting.params;
-  p.a = c.a.const_data_ptr<uint8_t>();
-  p.a_scales = c.a_scales.const_data_ptr<uint8_t>();
-  p.w2 = c.w2.codes.const_data_ptr<uint8_t>();
-  p.w2_scale = c.w2.scales.const_data_ptr<uint8_t>();
-  p.bias = bias ? c.bias.const_data_ptr<float>() : nullptr;
+  p.a = read_from<uint8_t>(c.a);
+  p.a_scales = read_from<uint8_t>(c.a_scales);
+  p.w2 = read_from<uint8_t>(c.w2.codes);
+  p.w2_scale = read_from<uint8_t>(c.w2.scales);
+  p.bias = bias ? read_from<float>(c.bias) : nullptr;
   p.apply_weight = sorted_weights.has_value();
-  if (max_rows > 0)
+  if (max_rows > 0 || config != -1)
     p.config = checked_config(
         config, kMoeGemm2Configs, c10::str("block_m ", p.sorting.block_m),
         [&](const MoeGemmConfig& known) { return known.tile.m == p.sorting.block_m; });
@@ -349,7 +351,7 @@ CheckedGemm2 check_gemm2(const at::Tensor& a_in, const at::Tensor& a_scales, con
 
 void run_gemm2(const CheckedGemm2& c) {
   const MoeGemm2Params& p = c.params;
-  if (p.sorting.max_rows == 0) return;
+  if (p.sorting.max_rows == 0 || c.a.is_meta()) return;
 #ifdef ROTQUANT_WITH_HIP
   if (runs_on_gpu(c.a))
     return on_device_of(c.a, [&](hipStream_t stream) { hip::moe_gemm2(p, stream); });
@@ -371,7 +373,7 @@ at::Tensor moe_gemm2(const at::Tensor& a, const at::Tensor& a_scales, const at::
   c.params.finish = MoeFinish::rows;
   c.params.out_dtype = dtype_of(out_dtype, "out_dtype");
   at::Tensor out = at::empty({tokens * topk, c.params.hidden}, c.a.options().dtype(out_dtype));
-  c.params.out = out.mutable_data_ptr();
+  c.params.out = write_to(out);
   run_gemm2(c);
   return out;
 }
@@ -389,8 +391,8 @@ std::tuple<at::Tensor, at::Tensor> moe_gemm2_mxfp4(const at::Tensor& a, const at
   const auto options = c.a.options();
   at::Tensor codes = at::empty({tokens * topk, c.params.hidden / 2}, options);
   at::Tensor scales = at::empty({tokens * topk, c.params.hidden / kGroup}, options);
-  c.params.codes = codes.mutable_data_ptr<uint8_t>();
-  c.params.scales = scales.mutable_data_ptr<uint8_t>();
+  c.params.codes = write_to<uint8_t>(codes);
+  c.params.scales = write_to<uint8_t>(scales);
   run_gemm2(c);
   return {codes, scales};
 }
@@ -408,12 +410,12 @@ void moe_gemm2_atomic_(const at::Tensor& out, const at::Tensor& a, const at::Ten
   RQ_CHECK(out.size(1) == c.params.hidden, "out", c10::str("shape [tokens, ", c.params.hidden, "]"),
            "shape ", out.sizes());
   // Pairs of 16-bit elements are added at once.
-  RQ_CHECK(out.is_contiguous() && reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 4 == 0, "out",
+  RQ_CHECK(out.is_contiguous() && reinterpret_cast<uintptr_t>(read_from(out)) % 4 == 0, "out",
            "contiguous memory aligned to 4 bytes", "strides ", out.strides(), ", storage offset ",
            out.storage_offset());
   c.params.finish = MoeFinish::atomic;
   c.params.out_dtype = dtype;
-  c.params.out = out.mutable_data_ptr();
+  c.params.out = write_to(out);
   run_gemm2(c);
 }
 

@@ -40,13 +40,13 @@ at::Tensor moe_reduce(const at::Tensor& rows_in, const OptionalTensor& topk_weig
     rows = aligned_bytes_of(rows_in, "rows");
     scales = aligned_bytes_of(*scales_in, "scales");
     check_device(scales, "scales", rows);
-    p.codes = rows.const_data_ptr<uint8_t>();
-    p.scales = scales.const_data_ptr<uint8_t>();
+    p.codes = read_from<uint8_t>(rows);
+    p.scales = read_from<uint8_t>(scales);
   } else {
     p.rows_dtype = dtype_of(rows_in.scalar_type(), "rows");
     rows = rows_in.contiguous();
-    if (reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 != 0) rows = rows.clone();
-    p.rows = rows.const_data_ptr();
+    if (reinterpret_cast<uintptr_t>(read_from(rows)) % 16 != 0) rows = rows.clone();
+    p.rows = read_from(rows);
   }
   p.hidden = rows.size(-1) * (quantised ? 2 : 1);
   RQ_CHECK(p.hidden > 0 && p.hidden % kGroup == 0, "rows", c10::str("H divisible by ", kGroup),
@@ -69,7 +69,7 @@ at::Tensor moe_reduce(const at::Tensor& rows_in, const OptionalTensor& topk_weig
   const at::Tensor reverse = sorting_part(reverse_sorted, "reverse_sorted", shape, rows);
   RQ_CHECK(reverse.size(0) == routes, "reverse_sorted", c10::str("shape ", shape), "shape ",
            reverse.sizes());
-  p.reverse_sorted = reverse.const_data_ptr<int32_t>();
+  p.reverse_sorted = read_from<int32_t>(reverse);
   at::Tensor weights;
   if (topk_weights) {
     check_device(*topk_weights, "topk_weights", rows);
@@ -80,7 +80,7 @@ at::Tensor moe_reduce(const at::Tensor& rows_in, const OptionalTensor& topk_weig
              "topk_weights", c10::str("shape [", p.tokens, ", ", topk, "]"), "shape ",
              topk_weights->sizes());
     weights = topk_weights->to(at::kFloat).contiguous();
-    p.topk_weights = weights.const_data_ptr<float>();
+    p.topk_weights = read_from<float>(weights);
   }
   const at::ScalarType out_type = out_dtype   ? *out_dtype
                                   : shared    ? shared->scalar_type()
@@ -96,13 +96,13 @@ at::Tensor moe_reduce(const at::Tensor& rows_in, const OptionalTensor& topk_weig
              "shared", c10::str("shape [", p.tokens, ", ", p.hidden, "]"), "shape ",
              shared->sizes());
     added = shared->contiguous();
-    if (reinterpret_cast<uintptr_t>(added.const_data_ptr()) % 16 != 0) added = added.clone();
-    p.shared = added.const_data_ptr();
+    if (reinterpret_cast<uintptr_t>(read_from(added)) % 16 != 0) added = added.clone();
+    p.shared = read_from(added);
   }
 
   at::Tensor out = at::empty({p.tokens, p.hidden}, rows.options().dtype(out_type));
-  p.out = out.mutable_data_ptr();
-  if (p.tokens == 0) return out;
+  p.out = write_to(out);
+  if (p.tokens == 0 || out.is_meta()) return out;
 #ifdef ROTQUANT_WITH_HIP
   if (runs_on_gpu(rows)) {
     on_device_of(rows, [&](hipStream_t stream) { hip::moe_reduce(p, stream); });

@@ -33,8 +33,9 @@ at::Tensor moe_sort_scales(const at::Tensor& scales_in, const at::Tensor& sorted
   const CheckedSorting sorting = check_sorting(scales, sorted_ids, num_valid, tokens, topk);
   const at::Tensor out =
       at::empty(sorted_scales_shape(sorting.params.max_rows, groups * kGroup), scales.options());
-  const MoeSortScalesParams params{scales.const_data_ptr<uint8_t>(), by_route, groups,
-                                   sorting.params, out.mutable_data_ptr<uint8_t>()};
+  const MoeSortScalesParams params{read_from<uint8_t>(scales), by_route, groups, sorting.params,
+                                   write_to<uint8_t>(out)};
+  if (out.is_meta()) return out;
 #ifdef ROTQUANT_WITH_HIP
   if (runs_on_gpu(scales)) {
     on_device_of(scales, [&](hipStream_t stream) { hip::moe_sort_scales(params, stream); });
@@ -71,21 +72,16 @@ std::tuple<at::Tensor, at::Tensor> moe_rotate_quant(
            c10::str("M * topk rows for the ", tokens, " rows of x, topk 1 to ", kMoeMaxTopk),
            "shape ", reverse_sorted.sizes());
   CheckedSorting sorting = check_sorting(x, sorted_ids, num_valid, tokens, topk);
-  sorting.params.reverse_sorted = reverse.const_data_ptr<int32_t>();
+  sorting.params.reverse_sorted = read_from<int32_t>(reverse);
 
   const auto options = x.options().dtype(at::kByte);
 #ifdef ROTQUANT_WITH_HIP
   if (runs_on_gpu(x)) {
     at::Tensor codes = at::empty({tokens, k / 2}, options);
     at::Tensor scales = at::empty(sorted_scales_shape(sorting.params.max_rows, k), options);
-    const MoeRotateQuantParams params{rows.params,
-                                      checked.params,
-                                      ElementFormat::e2m1,
-                                      mode,
-                                      bf16_intermediate,
-                                      sorting.params,
-                                      codes.mutable_data_ptr<uint8_t>(),
-                                      scales.mutable_data_ptr<uint8_t>()};
+    const MoeRotateQuantParams params{
+        rows.params,       checked.params, ElementFormat::e2m1,      mode,
+        bf16_intermediate, sorting.params, write_to<uint8_t>(codes), write_to<uint8_t>(scales)};
     on_device_of(x, [&](hipStream_t stream) { hip::moe_rotate_quant(params, stream); });
     return {codes, scales};
   }
@@ -108,12 +104,12 @@ std::tuple<at::Tensor, at::Tensor> rotate_quant_sorted(const Activation& x,
                                  mode,
                                  bf16_intermediate,
                                  false,
-                                 codes.mutable_data_ptr<uint8_t>(),
-                                 natural.mutable_data_ptr<uint8_t>()};
+                                 write_to<uint8_t>(codes),
+                                 write_to<uint8_t>(natural)};
+  if (codes.is_meta()) return {codes, scales};
   parallel_items(cpu::rotate_quant_items(params), std::max(rotation.size, kGroup),
                  [&](int64_t begin, int64_t end) { cpu::rotate_quant(params, begin, end); });
-  sort_scales_on_cpu(
-      {params.scales, false, x.k / kGroup, sorting, scales.mutable_data_ptr<uint8_t>()});
+  sort_scales_on_cpu({params.scales, false, x.k / kGroup, sorting, write_to<uint8_t>(scales)});
   return {codes, scales};
 }
 

@@ -5,6 +5,8 @@
 #endif
 #include <torch/library.h>
 
+#include <utility>
+
 #include "core/moe_sort_plan.h"
 #include "cpu/moe_sort.h"
 #include "ops/moe.h"
@@ -17,18 +19,21 @@ at::Tensor narrow_ids(const at::Tensor& ids, int64_t experts) {
   return (ids.scalar_type() == at::kInt ? ids : ids.clamp(-1, experts).to(at::kInt)).contiguous();
 }
 
-at::Tensor mask_of(const at::Tensor& mask) {
-  return (mask.scalar_type() == at::kInt ? mask : mask.ne(0).to(at::kInt)).contiguous();
+// NOTE: likewise. Numbers other than 0 and 1 stay such, for the kernel to notice.
+at::Tensor narrow(const at::Tensor& t) {
+  const at::Tensor narrow = t.scalar_type() == at::kLong ? t.clamp(-1, kMoeMaxExperts) : t;
+  return narrow.to(at::kInt).contiguous();
 }
 
 void run([[maybe_unused]] const at::Tensor& t, const MoeSortParams& params,
          const OptionalTensor& zero) {
+  if (t.is_meta()) return;
 #ifdef ROTQUANT_WITH_HIP
   if (runs_on_gpu(t)) {
     MoeSortParams p = params;
     const int64_t bytes = moe_sort_workspace_bytes(p);
     const at::Tensor workspace = at::empty({bytes / 4}, t.options().dtype(at::kInt));
-    p.workspace = bytes ? workspace.mutable_data_ptr<int32_t>() : nullptr;
+    p.workspace = bytes ? write_to<int32_t>(workspace) : nullptr;
     return on_device_of(t, [&](hipStream_t stream) { hip::moe_sort(p, stream); });
   }
 #endif
@@ -45,9 +50,42 @@ void run([[maybe_unused]] const at::Tensor& t, const MoeSortParams& params,
 
 }  // namespace
 
+void check_ownership(const at::Tensor& topk_ids, const OptionalTensor& mask,
+                     const OptionalTensor& map, std::optional<int64_t> experts,
+                     std::optional<int64_t> local) {
+  RQ_CHECK(!mask || !map, "expert_map", "None beside an expert_mask", "a tensor");
+  for (const auto& [argument, t] :
+       {std::pair{"expert_mask", &mask}, std::pair{"expert_map", &map}}) {
+    if (!*t) continue;
+    check_device(**t, argument, topk_ids);
+    const auto type = (*t)->scalar_type();
+    const bool whole = type == at::kInt || type == at::kLong;
+    const bool small = type == at::kBool || type == at::kByte || type == at::kChar;
+    RQ_CHECK(whole || (t == &mask && (small || type == at::kShort)), argument,
+             t == &mask ? "an integer dtype or bool" : "dtype int32 or int64", type);
+    const int64_t size = (*t)->dim() == 1 ? (*t)->size(0) : -1;
+    RQ_CHECK(size >= 0 && size == experts.value_or(size), argument,
+             experts ? c10::str("shape [", *experts, "]") : "shape [routed experts of all ranks]",
+             "shape ", (*t)->sizes());
+    RQ_CHECK(size >= 1 && size <= kMoeMaxExperts, argument,
+             c10::str("1 to ", kMoeMaxExperts, " experts"), "shape ", (*t)->sizes());
+    RQ_CHECK(t != &mask || !local || size >= *local, argument,
+             c10::str("at least as many experts as are on this rank, ", *local), "shape ",
+             (*t)->sizes());
+  }
+  if (!mask || !mask->is_cpu() || runs_on_gpu(*mask)) return;
+  RQ_CHECK(at::logical_or(mask->eq(0), mask->eq(1)).all().item<bool>(), "expert_mask",
+           "1 for the experts of this rank and 0 for others (local indices go into expert_map)",
+           "other numbers");
+  const int64_t ones = mask->sum().item<int64_t>();
+  RQ_CHECK(!local || ones == *local, "expert_mask",
+           c10::str(*local, " ones, for the experts of this rank"), ones);
+}
+
 Sorted moe_sort(const OptionalTensor& zero, const at::Tensor& topk_ids,
                 const at::Tensor& topk_weights, int64_t num_experts, int64_t block_m,
-                const OptionalTensor& expert_mask, std::optional<int64_t> num_local_experts) {
+                const OptionalTensor& expert_mask, const OptionalTensor& expert_map,
+                std::optional<int64_t> num_local_experts) {
   if (zero) {
     RQ_CHECK(zero->is_contiguous(), "zero", "a contiguous tensor",
              c10::str("shape ", zero->sizes(), " with strides ", zero->strides()));
@@ -60,7 +98,8 @@ Sorted moe_sort(const OptionalTensor& zero, const at::Tensor& topk_ids,
   const int64_t tokens = topk_ids.size(0), topk = topk_ids.size(1);
   RQ_CHECK(tokens < kMoeMaxTokens, "topk_ids", c10::str("less than ", kMoeMaxTokens, " tokens"),
            tokens);
-  RQ_CHECK(topk <= kMoeMaxTopk, "topk_ids", c10::str("a topk of at most ", kMoeMaxTopk), topk);
+  RQ_CHECK(topk >= 1 && topk <= kMoeMaxTopk, "topk_ids", c10::str("a topk of 1 to ", kMoeMaxTopk),
+           topk);
   check_device(topk_weights, "topk_weights", topk_ids);
   RQ_CHECK(topk_weights.is_floating_point(), "topk_weights", "a floating-point dtype",
            topk_weights.scalar_type());
@@ -74,15 +113,9 @@ Sorted moe_sort(const OptionalTensor& zero, const at::Tensor& topk_ids,
   const int64_t local_experts = num_local_experts.value_or(num_experts);
   RQ_CHECK(local_experts >= 0 && local_experts <= num_experts, "num_local_experts",
            c10::str("0 to num_experts ", num_experts), local_experts);
-  at::Tensor mask;
-  if (expert_mask) {
-    check_device(*expert_mask, "expert_mask", topk_ids);
-    RQ_CHECK(at::isIntegralType(expert_mask->scalar_type(), /*includeBool=*/true), "expert_mask",
-             "an integer dtype or bool", expert_mask->scalar_type());
-    RQ_CHECK(expert_mask->dim() == 1 && expert_mask->size(0) == num_experts, "expert_mask",
-             c10::str("shape [", num_experts, "]"), "shape ", expert_mask->sizes());
-    mask = mask_of(*expert_mask);
-  }
+  check_ownership(topk_ids, expert_mask, expert_map, num_experts, num_local_experts);
+  const at::Tensor mask = expert_mask ? narrow(*expert_mask) : at::Tensor();
+  const at::Tensor map = expert_map ? narrow(*expert_map) : at::Tensor();
   const at::Tensor ids = narrow_ids(topk_ids, num_experts);
   const at::Tensor weights = topk_weights.to(at::kFloat).contiguous();
 
@@ -92,17 +125,25 @@ Sorted moe_sort(const OptionalTensor& zero, const at::Tensor& topk_ids,
                       at::empty({max_rows / block_m}, ints), at::empty({2}, ints),
                       at::empty({tokens * topk}, ints)};
   run(ids,
-      MoeSortParams{ids.const_data_ptr<int32_t>(), weights.const_data_ptr<float>(),
-                    expert_mask ? mask.const_data_ptr<int32_t>() : nullptr, tokens,
-                    static_cast<int>(topk), static_cast<int>(num_experts),
-                    static_cast<int>(local_experts), static_cast<int>(block_m), max_rows,
-                    sorted.sorted_ids.mutable_data_ptr<int32_t>(),
-                    sorted.sorted_weights.mutable_data_ptr<float>(),
-                    sorted.sorted_expert_ids.mutable_data_ptr<int32_t>(),
-                    sorted.num_valid.mutable_data_ptr<int32_t>(),
-                    sorted.reverse_sorted.mutable_data_ptr<int32_t>(),
-                    zero ? zero->mutable_data_ptr() : nullptr,
-                    zero ? static_cast<int64_t>(zero->nbytes()) : 0, nullptr},
+      MoeSortParams{.topk_ids = read_from<int32_t>(ids),
+                    .topk_weights = read_from<float>(weights),
+                    .expert_mask = expert_mask ? read_from<int32_t>(mask) : nullptr,
+                    .expert_map = expert_map ? read_from<int32_t>(map) : nullptr,
+                    .tokens = tokens,
+                    .topk = static_cast<int>(topk),
+                    .experts = static_cast<int>(num_experts),
+                    .local_experts = static_cast<int>(local_experts),
+                    .mask_ones = static_cast<int>(num_local_experts.value_or(-1)),
+                    .block_m = static_cast<int>(block_m),
+                    .max_rows = max_rows,
+                    .sorted_ids = write_to<int32_t>(sorted.sorted_ids),
+                    .sorted_weights = write_to<float>(sorted.sorted_weights),
+                    .sorted_expert_ids = write_to<int32_t>(sorted.sorted_expert_ids),
+                    .num_valid = write_to<int32_t>(sorted.num_valid),
+                    .reverse_sorted = write_to<int32_t>(sorted.reverse_sorted),
+                    .zero = zero ? write_to(*zero) : nullptr,
+                    .zero_bytes = zero ? static_cast<int64_t>(zero->nbytes()) : 0,
+                    .workspace = nullptr},
       zero);
   return sorted;
 }
@@ -116,17 +157,17 @@ Result as_tuple(const Sorted& s) {
 }
 
 Result sort_op(const at::Tensor& topk_ids, const at::Tensor& topk_weights, int64_t num_experts,
-               int64_t block_m, const OptionalTensor& expert_mask,
+               int64_t block_m, const OptionalTensor& expert_mask, const OptionalTensor& expert_map,
                std::optional<int64_t> num_local_experts) {
   return as_tuple(moe_sort(std::nullopt, topk_ids, topk_weights, num_experts, block_m, expert_mask,
-                           num_local_experts));
+                           expert_map, num_local_experts));
 }
 
 Result sort_zero_op(at::Tensor& zero, const at::Tensor& topk_ids, const at::Tensor& topk_weights,
                     int64_t num_experts, int64_t block_m, const OptionalTensor& expert_mask,
-                    std::optional<int64_t> num_local_experts) {
-  return as_tuple(
-      moe_sort(zero, topk_ids, topk_weights, num_experts, block_m, expert_mask, num_local_experts));
+                    const OptionalTensor& expert_map, std::optional<int64_t> num_local_experts) {
+  return as_tuple(moe_sort(zero, topk_ids, topk_weights, num_experts, block_m, expert_mask,
+                           expert_map, num_local_experts));
 }
 
 void register_kernels(torch::Library& m) {

@@ -24,8 +24,8 @@ CheckedSorting check_sorting(const at::Tensor& x, const at::Tensor& sorted_ids,
   RQ_CHECK(max_rows % 16 == 0, "sorted_ids", "whole blocks of 16 rows or more", max_rows, " rows");
   RQ_CHECK(tokens > 0 || max_rows == 0, "sorted_ids", "no rows for no tokens", max_rows, " rows");
   RQ_CHECK(num_valid.numel() == 2, "num_valid", "shape [2]", "shape ", num_valid.sizes());
-  s.params.sorted_ids = s.tensors.sorted_ids.const_data_ptr<int32_t>();
-  s.params.num_valid = s.tensors.num_valid.const_data_ptr<int32_t>();
+  s.params.sorted_ids = read_from<int32_t>(s.tensors.sorted_ids);
+  s.params.num_valid = read_from<int32_t>(s.tensors.num_valid);
   s.params.max_rows = max_rows;
   s.params.tokens = tokens;
   s.params.topk = static_cast<int>(topk);

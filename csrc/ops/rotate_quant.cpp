@@ -25,14 +25,10 @@ std::tuple<at::Tensor, at::Tensor> run_quant(const at::Tensor& x, const Rows& ro
                                                   round_up_to(groups, kScaleTileGroups)},
                                                  options)
                                      : at::empty(with_last(x, groups), options);
-  const RotateQuantParams params{rows.params,
-                                 rotation,
-                                 ElementFormat::e2m1,
-                                 mode,
-                                 bf16_intermediate,
-                                 shuffle_scales,
-                                 codes.mutable_data_ptr<uint8_t>(),
-                                 scales.mutable_data_ptr<uint8_t>()};
+  const RotateQuantParams params{
+      rows.params,       rotation,       ElementFormat::e2m1,      mode,
+      bf16_intermediate, shuffle_scales, write_to<uint8_t>(codes), write_to<uint8_t>(scales)};
+  if (x.is_meta()) return {codes, scales};
 #ifdef ROTQUANT_WITH_HIP
   if (runs_on_gpu(x)) {
     on_device_of(x, [&](hipStream_t stream) { hip::rotate_quant(params, stream); });
@@ -70,7 +66,8 @@ at::Tensor rotate(const at::Tensor& x, const OptionalTensor& rotation,
   const at::ScalarType out_type = out_dtype.value_or(x.scalar_type());
   const DType y_dtype = dtype_of(out_type, "out_dtype");
   at::Tensor y = at::empty(x.sizes(), x.options().dtype(out_type));
-  const RotateParams params{rows.params, checked.params, y.mutable_data_ptr(), y_dtype};
+  const RotateParams params{rows.params, checked.params, write_to(y), y_dtype};
+  if (x.is_meta()) return y;
 #ifdef ROTQUANT_WITH_HIP
   if (runs_on_gpu(x)) {
     on_device_of(x, [&](hipStream_t stream) { hip::rotate(params, stream); });

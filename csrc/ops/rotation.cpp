@@ -66,15 +66,15 @@ CheckedRotation check_rotation(const RotationArguments& arguments, const at::Ten
     if (runs_on_gpu(x)) {
       const at::Tensor r = arguments.transposed ? matrix->transpose(-1, -2) : *matrix;
       checked.matrix = r.to(at::kBFloat16).contiguous();
-      checked.params.matrix_bf16 = static_cast<const uint16_t*>(checked.matrix.const_data_ptr());
+      checked.params.matrix_bf16 = static_cast<const uint16_t*>(read_from(checked.matrix));
     } else {
       checked.matrix = matrix->to(at::kFloat).contiguous();
-      checked.params.matrix = checked.matrix.const_data_ptr<float>();
+      checked.params.matrix = read_from<float>(checked.matrix);
     }
   }
   if (prescale) {
     checked.prescale = prescale->to(at::kFloat).contiguous();
-    checked.params.prescale = checked.prescale.const_data_ptr<float>();
+    checked.params.prescale = read_from<float>(checked.prescale);
   }
   return checked;
 }

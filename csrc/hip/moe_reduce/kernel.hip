@@ -60,7 +60,8 @@ struct TokenRoutes {
     const uint32_t hidden = static_cast<uint32_t>(p.hidden);
     data_offset = kept ? slot * row_bytes<kFormat>(hidden) : arch::kNowhere;
     scale_offset = kept ? slot * (hidden / kGroup) : arch::kNowhere;
-    weight = float_to_bits(kept ? given : -1.0f);
+    const float dropped = sorted == kMoeInvalid ? __builtin_nanf("") : -1.0f;
+    weight = float_to_bits(kept ? given : dropped);
   }
 
   RQ_DEVICE RowPart load(uint32_t slot, uint32_t column) const {

@@ -65,24 +65,36 @@ RQ_DEVICE Sum workgroup_sum(uint32_t value, uint32_t (&sums)[kWaves]) {
   return {before_wave + through - value, arch::read_lane(through_wave, kLanes - 1)};
 }
 
-// Local ids number the experts of the mask.
-RQ_DEVICE void number_local_experts(const MoeSortParams& p, Shared& lds) {
-  if (!p.expert_mask) return;
+// Local ids number the experts of the mask, or are those of the map. False if the mask is none.
+RQ_DEVICE bool number_local_experts(const MoeSortParams& p, Shared& lds) {
   const int e = 2 * static_cast<int>(arch::thread_index());
   const int last = p.experts - 1;
+  if (p.expert_map) {
+    for (int i = e; i <= last && i < e + 2; ++i) {
+      const int local = p.expert_map[i];
+      lds.local_of[i] = static_cast<int16_t>(local >= 0 && local < p.local_experts ? local : -1);
+    }
+    arch::barrier();
+    return true;
+  }
+  if (!p.expert_mask) return true;
   const int32_t even_mask = p.expert_mask[e < last ? e : last];
   const int32_t odd_mask = p.expert_mask[e < last ? e + 1 : last];
   const int even = e <= last && even_mask, odd = e < last && odd_mask;
-  const int local = static_cast<int>(workgroup_sum(even + odd, lds.sums).before);
+  const bool binary = (e > last || (even_mask & ~1) == 0) && (e >= last || (odd_mask & ~1) == 0);
+  const uint32_t wrong = binary ? 0 : 1u << 16;  // above any sum of ones
+  const Sum ones = workgroup_sum(static_cast<uint32_t>(even + odd) + wrong, lds.sums);
+  const int local = static_cast<int>(ones.before & 0xFFFF);
   if (e <= last) lds.local_of[e] = even && local < p.local_experts ? local : -1;
   if (e < last) lds.local_of[e + 1] = odd && local + even < p.local_experts ? local + even : -1;
   arch::barrier();
+  return ones.all < 1u << 16 && (p.mask_ones < 0 || static_cast<int>(ones.all) == p.mask_ones);
 }
 
 // -1 for a dropped route. Ids can be anything: a router makes them of rows that hold NaN too.
 RQ_DEVICE int local_expert(const MoeSortParams& p, const Shared& lds, int32_t id) {
   if (id < 0 || id >= p.experts) return -1;
-  if (p.expert_mask) return lds.local_of[id];
+  if (p.expert_mask || p.expert_map) return lds.local_of[id];
   return id < p.local_experts ? id : -1;
 }
 
@@ -234,23 +246,23 @@ RQ_DEVICE void set_starts(const MoeSortParams& p, Shared& lds, Two starts) {
   lds.starts[2 * arch::thread_index() + 1] = starts.odd;
 }
 
-RQ_DEVICE void place(const MoeSortArgs& args, const Shared& lds, const Routes& routes) {
+RQ_DEVICE void place(const MoeSortArgs& args, const Shared& lds, const Routes& routes, bool valid) {
   const MoeSortParams& p = args.params;
   const auto topk = static_cast<uint32_t>(p.topk);
   RQ_UNROLL
   for (uint32_t s = 0; s < kSteps; ++s) {
     const uint32_t route = routes.first + s * kLanes, expert = routes.expert[s];
     if (s >= routes.steps || route >= routes.end) continue;
-    int32_t reverse = -1;
+    int32_t reverse = valid ? -1 : kMoeInvalid;
     if (expert != kDropped) {
       const uint32_t row = lds.starts[expert] + lds.counts[wave_index()][expert] + routes.rank[s];
       const uint32_t token = moe_sort_token(route, args.topk_reciprocal);
       p.sorted_ids[row] = moe_sorted_id(token, static_cast<int>(route - token * topk));
-      p.sorted_weights[row] = routes.weight[s];
+      p.sorted_weights[row] = valid ? routes.weight[s] : __builtin_nanf("");
       const uint32_t block = row >> args.log2_block_m;
       if (block << args.log2_block_m == row)  // every block in use begins with a route
         p.sorted_expert_ids[block] = static_cast<int32_t>(expert);
-      reverse = static_cast<int32_t>(row);
+      if (valid) reverse = static_cast<int32_t>(row);
     }
     p.reverse_sorted[route] = reverse;
   }
@@ -270,14 +282,14 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads,
   }
   Routes routes;
   load_routes(p, 0, static_cast<uint32_t>(p.tokens * p.topk), routes);
-  number_local_experts(p, lds);
+  const bool valid = number_local_experts(p, lds);
   rank_routes(args, lds, routes);
   await_weights(routes);
   fill_outputs(args, {thread, kThreads});
   arch::barrier();
   set_starts(p, lds, expert_starts(p, lds, scan_waves(p, lds), true));
   arch::barrier();
-  place(args, lds, routes);
+  place(args, lds, routes, valid);
 }
 
 // First of three: the routes of each workgroup by expert; and what place() does not write.
@@ -343,7 +355,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads,
   const MoeSortParams& p = args.params;
   const uint32_t group = arch::block_index_x(), e = 2 * arch::thread_index();
   const int64_t columns = moe_sort_columns(p.local_experts);
-  number_local_experts(p, lds);
+  const bool valid = number_local_experts(p, lds);
   Two all{0, 0}, before{0, 0};
   if (e < columns) {
     const int32_t* counts = p.workspace + e;
@@ -368,7 +380,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(kThreads,
     const Two placed = scan_waves(p, lds);
     starts.even += placed.even, starts.odd += placed.odd;
     arch::barrier();
-    place(args, lds, routes);
+    place(args, lds, routes, valid);
   }
 }
 
