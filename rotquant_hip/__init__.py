@@ -5,7 +5,12 @@ Importing needs no GPU and touches no device. The ops are ``torch.ops.rotquant_h
 functions here are the same ops with types and documentation.
 """
 
-from rotquant_hip._loader import load_extension
+from rotquant_hip import cli
+
+if cli.is_starting():
+    cli.start()  # the command line: --help and argument errors end here, before torch is loaded
+
+from rotquant_hip._loader import load_extension  # noqa: E402
 
 BUILD_INFO = load_extension()
 

@@ -9,8 +9,10 @@ Pipelines:
     staged_fp4_reduce: the same with rows in MXFP4, which is lossy.
 
 Tables. ``tuned/*.csv`` of the package, then the files that ROTQUANT_HIP_TUNED lists (separated as
-in PATH), whose rows replace the package's of the same key and add to them otherwise. A table that
-holds anything unknown, or a key twice, is refused with its file and line. Columns:
+in PATH), whose rows replace the package's of the same key and add to them otherwise. UTF-8, a
+row on every line but blank ones and comments, which begin with #; spaces around a field are no part
+of it. A table that holds anything unknown, or a key twice, is refused with its file and line, by
+every call until it is put right. Columns:
     gfx, tokens, hidden, inter, experts, topk, activation: the key. ``experts`` and ``topk`` are
         those of the call: local experts, shared ones among them. ``activation`` may be ``any``,
         which a row for the activation itself goes before.
@@ -24,8 +26,9 @@ Tokens. The row for the count itself, or else for the next count above it that h
 the largest. The package's rows are for powers of two, so that a count is rounded up to one.
 
 Misses. A shape without any row gets ``rule``: warned about once (logger ``rotquant_hip``), counted
-in ``misses()``, and written by ``record()`` or ROTQUANT_HIP_RECORD as rows of such a table. On
-a CPU there are no rows, and the rule is not a miss.
+in ``misses()``, and written by ``record()`` or ROTQUANT_HIP_RECORD as rows of such a table. A
+call goes on when a row cannot be written: that is warned about once, and nothing more is recorded
+there. On a CPU there are no rows, and the rule is not a miss.
 
 A row that cannot run as it stands is changed in one of the ways of ``_fit``, each told in the
 plan's ``why`` and logged when it is first used.
@@ -36,13 +39,18 @@ The environment and the tables are read at the first call; ``reload()`` reads th
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
+import io
 import logging
+import math
+import operator
 import os
 import re
+import stat
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -84,6 +92,9 @@ TUNED = "ROTQUANT_HIP_TUNED"
 RECORD = "ROTQUANT_HIP_RECORD"
 FP4_INTERMEDIATE = "ROTQUANT_HIP_FP4_INTERMEDIATE"
 
+_GFX = re.compile(r"gfx[0-9a-f]{3,}")
+_MAX_TOPK = 16  # kMoeMaxTopk of csrc/core/moe.h
+_INTER_ROTATION_SIZES = (0, 16, 32, 64, 128)
 _RULE_BUCKETS = tuple(2**i for i in range(16))  # 1 .. 32768 tokens
 _log = logging.getLogger("rotquant_hip")
 
@@ -157,49 +168,91 @@ def _tile(config: str) -> tuple[str, int, int]:
     return kind, int(rows), int(columns)
 
 
+def _shown(value: object) -> str:
+    """repr() of what somebody wrote, short enough for a sentence."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _lines(content: bytes, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Number and fields of every line that is neither blank nor a comment."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before, byte = error.object[: error.start], error.object[error.start]
+        line = len(re.split(rb"\r\n|\r|\n", before))
+        raise TableError(f"{path}:{line}: expected UTF-8, got the byte 0x{byte:02x}") from None
+    # NOTE: not splitlines(), which also ends a line at U+2028 and others that a note may hold.
+    for number, line in enumerate(io.StringIO(text, newline=None), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if "\0" in line:
+            raise TableError(f"{path}:{number}: expected text, got a NUL byte")
+        # A line at a time, so that a quote left open cannot swallow the rows below it.
+        reader = csv.reader([line.rstrip("\n")], skipinitialspace=True, strict=True)
+        try:
+            fields = next(reader)
+        except csv.Error as error:
+            unclosed = str(error) == "unexpected end of data"
+            reason = "a quote is left open" if unclosed else error
+            raise TableError(f"{path}:{number}: expected a line of CSV: {reason}") from None
+        yield number, [field.strip() for field in fields]
+
+
+def _parse_table(
+    lines: Iterable[tuple[int, list[str]]], path: Path
+) -> Iterator[tuple[Shape, int, Plan]]:
+    lines = iter(lines)
+    number, header = next(lines, (1, []))
+    if tuple(header) != COLUMNS:
+        got = _shown(",".join(header)) if header else "no line"
+        raise TableError(f"{path}:{number}: expected columns {','.join(COLUMNS)}, got {got}")
+    for number, fields in lines:
+        where = f"{path}:{number}"
+        try:
+            yield _parse(fields, where)
+        except ValueError as error:
+            raise TableError(f"{where}: {error}") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        # A folder, a pipe or a device would fail in other ways, wait or never end.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise TableError(f"{path}:1: cannot be read: not a regular file")
+        return path.read_bytes()
+    except OSError as error:
+        raise TableError(f"{path}:1: cannot be read: {error.strerror}") from None
+
+
 def read_table(path: Path) -> Iterator[tuple[Shape, int, Plan]]:
     """Key, tokens and plan of every row; comments are lines that begin with #.
 
     Raises:
         TableError: see the module.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except OSError as error:
-        raise TableError(f"{path}:1: cannot be read: {error}") from None
-    # A comment becomes an empty line, so that the reader goes on counting lines.
-    reader = csv.reader("\n" if line.startswith("#") else line for line in lines)
-    rows = ((reader.line_num, row) for row in reader if row)
-    line, header = next(rows, (1, []))
-    if tuple(header) != COLUMNS:
-        raise TableError(f"{path}:{line}: expected columns {','.join(COLUMNS)}, got {header}")
-    for line, row in rows:
-        where = f"{path}:{line}"
-        try:
-            yield _parse(row, where)
-        except ValueError as error:
-            raise TableError(f"{where}: {error}") from None
+    yield from _parse_table(_lines(_read(path), path), path)
 
 
 def _parse(row: list[str], where: str) -> tuple[Shape, int, Plan]:
     if len(row) != len(COLUMNS):
         raise ValueError(f"expected {len(COLUMNS)} fields, got {len(row)}")
-    field = {name: value.strip() for name, value in zip(COLUMNS, row, strict=True)}
+    field = dict(zip(COLUMNS, row, strict=True))
 
     def size(name: str, unit: int = 1) -> int:
-        value = int(field[name]) if re.fullmatch(r"-?\d+", field[name]) else 0
+        value = int(field[name]) if re.fullmatch(r"[0-9]{1,18}", field[name]) else 0
         if value < 1 or value % unit:
             expected = "a positive integer" if unit == 1 else f"a positive multiple of {unit}"
-            raise ValueError(f"{name}: expected {expected}, got {field[name]!r}")
+            raise ValueError(f"{name}: expected {expected}, got {_shown(field[name])}")
         return value
 
     def one_of(name: str, known: tuple) -> str:
         if field[name] not in map(str, known):
-            raise ValueError(f"{name}: expected one of {known}, got {field[name]!r}")
+            raise ValueError(f"{name}: expected one of {known}, got {_shown(field[name])}")
         return field[name]
 
-    if not re.fullmatch(r"gfx[0-9a-f]{3,}", field["gfx"]):
-        raise ValueError(f"gfx: expected a name such as gfx950, got {field['gfx']!r}")
+    if not _GFX.fullmatch(field["gfx"]):
+        raise ValueError(f"gfx: expected a name such as gfx950, got {_shown(field['gfx'])}")
     activation = one_of("activation", ("any", *ACTIVATIONS))
     shape = Shape(
         field["gfx"],
@@ -215,14 +268,13 @@ def _parse(row: list[str], where: str) -> tuple[Shape, int, Plan]:
         if not name:
             continue
         if name not in _configs(gemm):
-            raise ValueError(f"{gemm}: expected one of {tuple(_configs(gemm))}, got {name!r}")
+            known = tuple(_configs(gemm))
+            raise ValueError(f"{gemm}: expected one of {known}, got {_shown(name)}")
         kind, rows, _ = _tile(name)
         inline = gemm == "gemm1" and pipeline.startswith("inline")
         if rows != block_m or (kind == "inline") != inline:
             raise ValueError(f"{gemm}: {name!r} is not for {pipeline} with block_m {block_m}")
-    us = float(field["us"]) if field["us"] else None
-    if us is not None and not us > 0:
-        raise ValueError(f"us: expected a positive number or nothing, got {field['us']!r}")
+    us = _positive(field["us"]) if field["us"] else None
     tokens = size("tokens")
     plan = Plan(
         pipeline,
@@ -236,6 +288,16 @@ def _parse(row: list[str], where: str) -> tuple[Shape, int, Plan]:
         us,
     )
     return shape, tokens, plan
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(f"us: expected a positive number or nothing, got {_shown(text)}")
+    return value
 
 
 def load_tables(paths: list[Path]) -> Table:
@@ -253,6 +315,30 @@ def load_tables(paths: list[Path]) -> Table:
 # --- the choice -----------------------------------------------------------------------------------
 
 
+def _checked_size(name: str, value: int, least: int = 1, unit: int = 1) -> None:
+    expected = f"an integer of at least {least}" if unit == 1 else f"a positive multiple of {unit}"
+    try:
+        fits = operator.index(value) >= least and operator.index(value) % unit == 0
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{name}: expected {expected}, got {_shown(value)}")
+
+
+def _checked_shape(shape: Shape) -> None:
+    """ValueError for sizes and activations that no call runs with, and no row can name."""
+    _checked_size("hidden", shape.hidden, unit=32)
+    _checked_size("inter", shape.inter, unit=32)
+    _checked_size("experts", shape.experts)
+    _checked_size("topk", shape.topk)
+    if shape.topk > _MAX_TOPK:
+        raise ValueError(f"topk: expected 1 to {_MAX_TOPK}, got {shape.topk}")
+    if shape.activation not in ACTIVATIONS:
+        raise ValueError(
+            f"activation: expected one of {ACTIVATIONS}, got {_shown(shape.activation)}"
+        )
+
+
 def rule(tokens: int, experts: int, topk: int) -> tuple[str, int, str]:
     """Pipeline, block_m and reason for a shape without rows, by routes per expert.
 
@@ -264,7 +350,13 @@ def rule(tokens: int, experts: int, topk: int) -> tuple[str, int, str]:
         tokens: M.
         experts: of all ranks, shared ones too.
         topk: shared experts among them.
+
+    Raises:
+        ValueError: a size that no call has.
     """
+    _checked_size("tokens", tokens, least=0)
+    _checked_size("experts", experts)
+    _checked_size("topk", topk)
     routes = tokens * topk / experts
     why = f"{routes:.3g} routes per expert"
     if routes <= 4:
@@ -337,7 +429,7 @@ class _Choice:
         self.shape, self.routed, self.request = shape, routed, request
         self.rows = rows
         self.buckets = tuple(sorted(rows)) or _RULE_BUCKETS
-        self.is_miss = not rows and shape.gfx.startswith("gfx")
+        self.is_miss = not rows and _GFX.fullmatch(shape.gfx) is not None
         self.plans: dict[int, Plan] = {}
         self.misses: dict[int, Miss] = {}
 
@@ -359,8 +451,12 @@ class _Choice:
             gfx, *rest = self.shape
             miss = self.misses[bucket] = Miss(gfx, bucket, *rest)
         _misses[miss] += 1
-        for recording in _recordings:
+        for recording in tuple(_recordings):
             recording._add(miss, self.base(bucket))
+
+
+# For a call that cannot run: what is wrong with it is for the op to say.
+_REFUSED = Plan("staged_reduce", 32, "", "", "rule", "rule", "the call is refused", 1)
 
 
 def choose(
@@ -376,12 +472,18 @@ def choose(
 ) -> Plan:
     """The plan of a call, for ``fused_moe``; misses are counted. ``routed``: experts of all ranks.
 
+    Sizes and activations that the op refuses get some plan and are no miss.
     A dictionary look-up and a search among the buckets; no strings are made after the first call.
     """
     key = (gfx, hidden, inter, experts, topk, activation, routed, request)
     choice = _choices.get(key)
     if choice is None:
         shape = Shape(gfx, hidden, inter, experts, topk, activation)
+        try:
+            _checked_shape(shape)
+            _checked_size("routed", routed)
+        except ValueError:
+            return _REFUSED
         choice = _choices[key] = _Choice(shape, routed, Request(*request))
         if choice.is_miss and shape not in _warned:
             _warned.add(shape)
@@ -422,22 +524,39 @@ def explain(
 
     Args:
         tokens: M.
-        hidden: H.
-        inter: I.
+        hidden: H, a multiple of 32.
+        inter: I, a multiple of 32.
         experts: in w1, shared ones too.
-        topk: routes of a token, shared experts too.
+        topk: routes of a token, shared experts too; at most 16.
         activation: one of ``ACTIVATIONS``.
         gfx: architecture, as ``gfx_of(x.device)`` says; "cpu" for the CPU.
         all_experts: of all ranks with expert parallelism; ``experts`` by default.
         deterministic: as in ``fused_moe``.
         fp4_intermediate: as in ``fused_moe``; by default what the environment says.
         quantise_first: x is float32 or is rotated by a matrix.
-        inter_rotation_size: of the intermediate.
+        inter_rotation_size: of the intermediate; 0 is none.
+
+    Raises:
+        ValueError: an argument that no call has; names it.
+        TableError: a table of ROTQUANT_HIP_TUNED that cannot be used.
     """
+    shape = Shape(gfx, hidden, inter, experts, topk, activation)
+    _checked_size("tokens", tokens, least=0)
+    _checked_shape(shape)
+    if gfx != "cpu" and not (isinstance(gfx, str) and _GFX.fullmatch(gfx)):
+        raise ValueError(f"gfx: expected 'cpu' or a name such as gfx950, got {_shown(gfx)}")
+    if all_experts is None:
+        all_experts = experts
+    _checked_size("all_experts", all_experts, least=experts)
+    if inter_rotation_size not in _INTER_ROTATION_SIZES:
+        raise ValueError(
+            f"inter_rotation_size: expected one of {_INTER_ROTATION_SIZES}, "
+            f"got {_shown(inter_rotation_size)}"
+        )
     fp4 = fp4_by_default() if fp4_intermediate is None else fp4_intermediate
     choice = _Choice(
-        Shape(gfx, hidden, inter, experts, topk, activation),
-        all_experts or experts,
+        shape,
+        all_experts,
         Request(deterministic, fp4, quantise_first, inter_rotation_size),
     )
     return choice.plan(choice.bucket(tokens))
@@ -459,6 +578,8 @@ def gfx_of(device: torch.device) -> str:
     """Architecture of a tensor's device, without target features; "cpu" for the CPU."""
     if device.type == "cpu":
         return _CPU
+    if device.type != "cuda":
+        raise ValueError(f"device: expected a CPU or a GPU, got {device}")
     name = _gfx_names.get(device)
     if name is None:
         properties = torch.cuda.get_device_properties(device)
@@ -476,8 +597,6 @@ class Recording:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._seen: set[Miss] = set()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._append(None, None)
         _recordings.append(self)
 
     def close(self) -> None:
@@ -492,30 +611,78 @@ class Recording:
         self.close()
 
     def _add(self, miss: Miss, plan: Plan) -> None:
-        if miss not in self._seen:
-            self._seen.add(miss)
-            self._append(miss, plan)
+        """Inside an op: trouble is told once and ends the recording, not the call."""
+        if miss in self._seen:
+            return
+        self._seen.add(miss)
+        try:
+            _append(self.path, miss, plan)
+        except TableError as error:
+            self.close()
+            _log.warning("fused_moe: %s; misses are no longer recorded there", error)
 
-    def _append(self, miss: Miss | None, plan: Plan | None) -> None:
-        # Ranks may share a file: whoever holds the lock looks for the row before adding it.
-        with self.path.open("a+", encoding="utf-8", newline="") as file:
+
+def _append(path: Path, miss: Miss | None = None, plan: Plan | None = None) -> None:
+    """Adds what a table lacks: the header, and the row of a miss.
+
+    Raises:
+        TableError: it cannot be written, or is no table of ours; it is left as it was.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # O_NONBLOCK: of a pipe, it is opening that would wait.
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+        with open(os.open(path, flags, 0o666), "rb+", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise TableError(f"{path}:1: cannot be recorded in: not a regular file")
+            # Ranks may share a file: whoever holds the lock looks for the row before adding it.
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            present = {tuple(row[:7]) for row in csv.reader(file)}
-            writer = csv.writer(file, lineterminator="\n")
-            if not present:
-                writer.writerow(COLUMNS)
-            if miss is not None and tuple(map(str, miss)) not in present:
-                row = (*miss, plan.pipeline, plan.block_m, "", "", "rule", "", plan.why)
-                writer.writerow(row)
+            content = file.readall()
+            added = _missing(content, path, miss, plan)
+            # One write, so that a process that ends meanwhile leaves no half of a row.
+            if added and file.write(added) != len(added):
+                file.truncate(len(content))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise TableError(f"{path}:1: cannot be recorded in: {error.strerror}") from None
+
+
+def _missing(content: bytes, path: Path, miss: Miss | None, plan: Plan | None) -> bytes:
+    """What has to follow the content of a table so that it has a header and the miss's row."""
+    lines = list(_lines(content, path))
+    present = set()
+    added = io.StringIO()
+    writer = csv.writer(added, lineterminator="\n")
+    if lines:
+        for shape, tokens, _ in _parse_table(lines, path):
+            gfx, *rest = shape
+            present.add(Miss(gfx, tokens, *rest))
+    else:
+        writer.writerow(COLUMNS)
+    if miss is not None and miss not in present:
+        writer.writerow((*miss, plan.pipeline, plan.block_m, "", "", "rule", "", plan.why))
+    text = added.getvalue().encode()
+    needs_newline = text and content and not content.endswith((b"\n", b"\r"))
+    return b"\n" + text if needs_newline else text
 
 
 def record(path: str | os.PathLike[str]) -> Recording:
     """Write every miss from now on to a CSV file, once each, as rows that ROTQUANT_HIP_TUNED takes.
 
-    They hold what the rule chose, ready to be tuned. A file that exists is added to, also by
-    several processes at once.
+    They hold what the rule chose, ready to be tuned. A table that exists is added to, also by
+    several processes at once; a last line without its newline gets one.
+
+    Raises:
+        TypeError: not a path.
+        TableError: the file cannot be written, or holds anything that is not such a table; it is
+            left as it was. Trouble of this kind later on is warned about once, and ends the
+            recording.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path: expected a str or os.PathLike, got {type(path).__name__}")
+    if not os.fspath(path) or "\0" in os.fspath(path):
+        raise TableError(f"path: expected the name of a file, got {_shown(os.fspath(path))}")
+    _append(Path(path))
     return Recording(path)
 
 
@@ -528,7 +695,7 @@ class _State:
         self.tables = [load_tables(sorted(SHIPPED.glob("*.csv"))), load_tables(user)]
         value = os.environ.get(FP4_INTERMEDIATE, "0")
         if value not in ("", "0", "1"):
-            raise ValueError(f"{FP4_INTERMEDIATE}: expected 0 or 1, got {value!r}")
+            raise ValueError(f"{FP4_INTERMEDIATE}: expected 0 or 1, got {_shown(value)}")
         self.fp4_intermediate = value == "1"
         path = os.environ.get(RECORD)
         self.recording = Recording(path) if path else None
@@ -546,7 +713,12 @@ _recordings: list[Recording] = []
 
 
 def fp4_by_default() -> bool:
-    """Whether ROTQUANT_HIP_FP4_INTERMEDIATE=1 allows an MXFP4 intermediate in every call."""
+    """Whether ROTQUANT_HIP_FP4_INTERMEDIATE=1 allows an MXFP4 intermediate in every call.
+
+    Raises:
+        ValueError: it is neither 0 nor 1, nor empty.
+        TableError: a table of ROTQUANT_HIP_TUNED cannot be used.
+    """
     return _state().fp4_intermediate
 
 

@@ -7,7 +7,12 @@ import bz2
 import importlib.util
 import json
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -52,6 +57,9 @@ def test_defaults():
     [
         (["demo", "--tokens", "10"], "at least 64, got 10"),
         (["demo", "--rotation-sizes", "48"], "one of 16, 32, 64, 128, 256, got 48"),
+        (["demo", "--tokens", "abc"], "argument --tokens: expected an integer, got 'abc'"),
+        (["demo", "--seed", "1.5"], "argument --seed: expected an integer, got '1.5'"),
+        (["demo", "--rotation-sizes", "32", "x"], "--rotation-sizes: expected an integer, got 'x'"),
         (["demo", "--scale-mode", "best"], "invalid choice: 'best'"),
         ([], "required: command"),
     ],
@@ -61,6 +69,65 @@ def test_bad_arguments(arguments, expected, capsys):
         cli.main(arguments)
     assert stop.value.code == 2
     assert expected in capsys.readouterr().err
+
+
+SCRIPT = Path(sysconfig.get_path("scripts"), cli.PROGRAM)
+CALLS = {
+    "module": ("python -m rotquant_hip", [sys.executable, "-m", "rotquant_hip"]),
+    "module, joined": ("python -m rotquant_hip", [sys.executable, "-mrotquant_hip"]),
+    "script": ("rotquant-hip", [sys.executable, str(SCRIPT)]),
+}
+
+
+@pytest.fixture(params=CALLS)
+def called(request, tmp_path):
+    """The program's name, and a function that runs it where torch cannot be imported."""
+    if request.param == "script" and not SCRIPT.is_file():
+        pytest.skip(f"{SCRIPT} is not installed")
+    (tmp_path / "torch.py").write_text("raise ImportError('torch is not for this test')\n")
+    name, command = CALLS[request.param]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        everything = [*command, *arguments]
+        return subprocess.run(everything, env=environment, cwd=tmp_path, capture_output=True)
+
+    return name, run
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"]])
+def test_help_needs_no_torch_and_says_how_it_was_called(called, arguments):
+    name, run = called
+    done = run(*arguments)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode().startswith(f"usage: {name} ")
+
+
+def test_argument_errors_need_no_torch(called):
+    name, run = called
+    for arguments in ([], ["demo", "--tokens", "abc"], ["dem"]):
+        done = run(*arguments)
+        last = done.stderr.decode().splitlines()[-1]
+        assert done.returncode == 2 and last.startswith(name) and "error: " in last
+
+
+def test_a_torch_that_is_missing_is_a_sentence(called):
+    name, run = called
+    done = run("demo")
+    assert done.returncode == 2
+    assert done.stderr.decode() == f"{name}: torch is not for this test\n"
+
+
+def test_importing_the_package_is_not_the_command_line(tmp_path):
+    """Not even in a module that ``-m`` is looking for, with arguments of its own."""
+    package = tmp_path / "other"
+    package.mkdir()
+    (package / "__init__.py").write_text("import rotquant_hip\n")
+    (package / "__main__.py").write_text("import torch\nprint(torch.ops.rotquant_hip.quant)\n")
+    command = [sys.executable, "-m", "other", "--tokens", "rotquant_hip"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"rotquant_hip.quant\n"), done.stderr
 
 
 # --- packages -------------------------------------------------------------------------------
@@ -119,6 +186,88 @@ def test_device_that_is_not_there(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(demo, "check_packages", lambda: None)
     assert cli.main(["demo", "--device", "nowhere", "--out", str(tmp_path)]) == 2
     assert "--device nowhere: rotquant_hip does not run there" in capsys.readouterr().err
+
+
+@pytest.fixture
+def never_loaded(monkeypatch):
+    """Whatever can be checked is checked before the model is loaded."""
+    pytest.importorskip("rich", reason="rich not installed: the demo's packages are missing")
+    pytest.importorskip("matplotlib", reason="matplotlib not installed")
+    monkeypatch.setattr(demo, "check_packages", lambda: None)
+    monkeypatch.setattr(model, "load", lambda *_: pytest.fail("the model was loaded"))
+
+
+@pytest.mark.parametrize("device", ["meta", "nowhere", "", "cuda:99", "xpu", "cpu:x"])
+def test_a_device_without_the_ops(never_loaded, capsys, tmp_path, device):
+    out = tmp_path / "new" / "out"
+    assert cli.main(["demo", "--device", device, "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"--device {device}: rotquant_hip does not run there (")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("what", ["file", "below", "long", "sealed", *demo.OUTPUTS])
+def test_an_out_that_cannot_be_written(never_loaded, capsys, tmp_path, what):
+    (tmp_path / "file").write_text("kept")
+    folders = {
+        "file": tmp_path / "file",
+        "below": tmp_path / "file" / "out",
+        "long": tmp_path / "new" / ("x" * 300),
+        "sealed": Path("/proc/sealed"),
+    }
+    out = folders.get(what, tmp_path / "out")
+    if what in demo.OUTPUTS:
+        (out / what).mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    assert cli.main(["demo", "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    expected = f"{what} in it is a folder" if what in demo.OUTPUTS else "cannot be written ("
+    assert error.startswith(f"--out {out}: {expected}") and error.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "words"),
+    [
+        (KeyboardInterrupt(), cli.INTERRUPTED, "interrupted"),
+        (ImportError("no such module"), 2, "no such module"),
+        (demo.DemoError("do this"), 2, "do this"),
+        (RuntimeError("a fault"), 3, "Traceback"),
+    ],
+)
+def test_what_ends_a_run_says_so_and_leaves_nothing(
+    never_loaded, monkeypatch, capsys, tmp_path, raised, status, words
+):
+    def load(*_):
+        if isinstance(raised, KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise raised
+
+    monkeypatch.setattr(model, "load", load)
+    try:
+        ended = cli.main(["demo", "--out", str(tmp_path / "new" / "out")])
+    except SystemExit as stop:
+        ended = stop.code
+    error = capsys.readouterr().err
+    assert ended == status and words in error
+    assert (error.count("\n") == 1) == (words != "Traceback")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path):
+    out = tmp_path / "new" / "out"
+    with pytest.raises(demo.DemoError, match="No space left"), demo._output(out) as folder:
+        (folder / "demo.csv").write_text("half of it")
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+    with demo._output(out) as folder:
+        (folder / "demo.csv").write_text("first")
+    with pytest.raises(KeyboardInterrupt), demo._output(out) as folder:
+        (folder / "demo.csv").write_text("half of it")
+        raise KeyboardInterrupt
+    assert [path.name for path in out.iterdir()] == ["demo.csv"]
+    assert (out / "demo.csv").read_text() == "first"
 
 
 # --- text -----------------------------------------------------------------------------------

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +17,8 @@ from rotquant_hip.demo import groups, model, perplexity, text
 from rotquant_hip.demo.packages import DemoError, check_packages
 from rotquant_hip.demo.quantize import Recipe, encode, quantized
 from rotquant_hip.demo.results import Conditions, Results, save
+
+OUTPUTS = ("demo.png", "demo.json", "demo.csv")
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +42,8 @@ class DemoOptions:
 def run(options: DemoOptions) -> int:
     """Measures, prints and saves. 0: every rotation lowered the perplexity, 1: one did not.
 
-    Raises DemoError for what the user can put right: missing packages, device, text.
+    Raises DemoError for what the user can put right: missing packages, device, text, folder. All
+    that can be checked is checked before the model is loaded.
     """
     check_packages()
     from rich.console import Console
@@ -46,7 +53,8 @@ def run(options: DemoOptions) -> int:
 
     device = _checked_device(options.device)
     dtype = _chosen_dtype(options.dtype, device)
-    _make_folder(options.out)
+    with _output(options.out):
+        pass  # to see that it can be written
     console = Console()
     with console.status(f"Loading {model.NAME}"):
         loaded = model.load(dtype, device)
@@ -62,10 +70,17 @@ def run(options: DemoOptions) -> int:
         device=_device_in_words(device),
         torch=torch.__version__,
     )
-    results = measure(loaded.model, windows, options.rotation_sizes, conditions, console)
-    print_report(results, console)
-    save(results, options.out)
-    draw(results, options.out / "demo.png")
+    try:
+        results = measure(loaded.model, windows, options.rotation_sizes, conditions, console)
+    except torch.OutOfMemoryError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DemoError(f"--device {options.device}: out of memory ({reason})") from error
+    try:
+        with _output(options.out) as folder:
+            save(results, folder)
+            draw(results, folder / "demo.png")
+    finally:  # what was measured is not lost with the files, nor these with the terminal
+        print_report(results, console)
     console.print(f"Wrote {options.out}/demo.png, demo.json, demo.csv", highlight=False)
     return 1 if results.not_better else 0
 
@@ -120,19 +135,38 @@ def _checked_device(name: str) -> torch.device:
     """The device, after one tiny op has run there."""
     try:
         device = torch.device(name)
-        encode(torch.zeros(32, device=device), Recipe(None))
+        codes, _ = encode(torch.zeros(32, device=device), Recipe(None))
+        codes.cpu()  # meta has no values; a GPU may report a fault only now
     # torch has no common class for these: AssertionError is "not compiled with CUDA enabled".
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DemoError(f"--device {name}: rotquant_hip does not run there ({reason})") from error
     return device
 
 
-def _make_folder(path: Path) -> None:
+@contextmanager
+def _output(folder: Path) -> Iterator[Path]:
+    """A folder inside `folder` whose files are moved there in the end, or removed after an error.
+
+    Folders that had to be made are removed again when nothing was put there.
+    """
+    made: list[Path] = []
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        made += [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in OUTPUTS:
+            if (folder / name).is_dir():
+                raise DemoError(f"--out {folder}: {name} in it is a folder")
+        with TemporaryDirectory(prefix=".demo-", dir=folder) as temporary:
+            yield Path(temporary)
+            for file in Path(temporary).iterdir():
+                os.replace(file, folder / file.name)
     except OSError as error:
-        raise DemoError(f"--out {path}: cannot be made a folder ({error.strerror})") from error
+        raise DemoError(f"--out {folder}: cannot be written ({error.strerror})") from error
+    finally:
+        for each in made:
+            with suppress(OSError):  # it holds files, or was never made
+                each.rmdir()
 
 
 def _chosen_dtype(name: str, device: torch.device) -> torch.dtype:
