@@ -16,21 +16,33 @@ std::string sreg_name(int r) {
 }
 bool sdefined(const Wave& w, int r) { return (w.sdefined[size_t(r) / 64] >> (r % 64)) & 1; }
 
+
+// The oldest load under way into register r.
+Access load_into(const std::vector<Outstanding>& queue, const Wave& w, int r, bool scalar) {
+  for (auto& op : queue)
+    if (op.scalar == scalar && r >= op.reg && r < op.reg + op.count) return {op.index, w.id};
+  return {};
+}
+[[noreturn]] void missing_wait(const std::string& what, Access load) {
+  Fault f("missing wait", what);
+  f.earlier = load;
+  throw f;
+}
 void not_pending(const Wave& w, int r, const char* verb, bool vm_in_order = false) {
   if (w.vm_pending[size_t(r)] && !vm_in_order)
-    throw Fault("missing wait",
-                std::string(verb) + " " + reg_name(r) +
-                    " while a vector memory load into it is under way (s_waitcnt vmcnt)");
+    missing_wait(std::string(verb) + " " + reg_name(r) +
+                     " while a vector memory load into it is under way (s_waitcnt vmcnt)",
+                 load_into(w.vm_queue, w, r, false));
   if (w.lgkm_pending[size_t(r)])
-    throw Fault("missing wait",
-                std::string(verb) + " " + reg_name(r) +
-                    " while an LDS or flat load into it is under way (s_waitcnt lgkmcnt)");
+    missing_wait(std::string(verb) + " " + reg_name(r) +
+                     " while an LDS or flat load into it is under way (s_waitcnt lgkmcnt)",
+                 load_into(w.lgkm_queue, w, r, false));
 }
 void s_not_pending(const Wave& w, int r, const char* verb) {
   if (w.s_pending[size_t(r)])
-    throw Fault("missing wait",
-                std::string(verb) + " " + sreg_name(r) +
-                    " while a scalar load into it is under way (s_waitcnt lgkmcnt)");
+    missing_wait(std::string(verb) + " " + sreg_name(r) +
+                     " while a scalar load into it is under way (s_waitcnt lgkmcnt)",
+                 load_into(w.lgkm_queue, w, r, true));
 }
 
 // The registers of source i that the instruction uses: packed f32 may take one dword of a pair
@@ -165,21 +177,30 @@ void add_pending(Wave& w, const Outstanding& op, bool vm, int step) {
     n = u8(n + step);
   }
 }
-void retire(Wave& w, const Outstanding& op, bool vm) {
-  add_pending(w, op, vm, -1);
-  Workgroup& g = *w.wg;
-  for (auto& range : op.dma)
+// The bytes count as written in this phase, whenever the operation was issued.
+void written_now(Wave& w, const Outstanding& op, const std::vector<std::pair<u32, u32>>& ranges) {
+  for (auto& range : ranges)
     for (u32 b = range.first; b < range.second; ++b) {
-      g.marks[b].pending = 0;
-      g.marks[b].write_phase = g.phase + 1;
-      g.marks[b].writer = u8(w.id);
-      g.marks[b].atomic = 0;
+      LdsMark& m = w.wg->marks[b];
+      m.pending = m.atomic = m.same = false;
+      m.writes = {};
+      m.writes.add(w.wg->phase + 1, {op.index, w.id});
     }
+}
+void retire(Wave& w, Outstanding& op, bool vm) {
+  if (op.deferred) release(w, op, vm);
+  add_pending(w, op, vm, -1);
+  written_now(w, op, op.dma);
 }
 
 }  // namespace
 
 void issued(Wave& w, bool vm, bool lgkm, Outstanding op) {
+  if (w.landing) {  // it counts since it was deferred
+    w.landing->dma = std::move(op.dma), w.landing->lds_writes = std::move(op.lds_writes);
+    return;
+  }
+  op.index = w.current();
   if (vm) {
     add_pending(w, op, true, 1);
     w.vm_queue.push_back(op);
@@ -222,44 +243,61 @@ void waited(Wave& w, u32 vm, u32 lgkm) {
   w.lgkm_queue = std::move(left);
 }
 
+void lds_filling(Wave& w, u32 begin, u32 size) {
+  for (u32 b = begin; b < begin + size; ++b) {
+    LdsMark& m = w.wg->marks[b];
+    m.pending = true;
+    m.writes = {};
+    m.writes.add(w.wg->phase + 1, {w.current(), w.id});
+  }
+}
+
 // A DS write that was not waited for may land after the barrier: it counts for the next phase as
 // well.
 void passed_barrier(Wave& w) {
-  for (auto& op : w.lgkm_queue)
-    for (auto& range : op.lds_writes)
-      for (u32 b = range.first; b < range.second; ++b) {
-        w.wg->marks[b].write_phase = w.wg->phase + 1;
-        w.wg->marks[b].writer = u8(w.id);
-        w.wg->marks[b].atomic = 0;
-      }
+  for (auto& op : w.lgkm_queue) written_now(w, op, op.lds_writes);
 }
 
-void lds_touch(Wave& w, u32 begin, u32 size, int lane, bool write, bool atomic) {
+void lds_touch(Wave& w, u32 begin, u32 size, int lane, bool write, bool atomic, const u8* value) {
   Workgroup& g = *w.wg;
-  u32 now = g.phase + 1;
-  u16 me = u16(1u << w.id);
+  const bool strict = w.launch().strict_races;
+  const u32 now = g.phase + 1;
+  const Access me{w.current(), w.id};
+  auto race = [&](const char* verb, const LdsMark::Accesses& others, const char* what, u32 byte) {
+    Access other = others.of_another(w.id);
+    Fault f("LDS race",
+            std::string(verb) + " LDS that wave " + std::to_string(other.wave) + " " + what +
+                " with no barrier between",
+            lane, byte);
+    f.earlier = other;
+    throw f;
+  };
   for (u32 b = begin; b < begin + size; ++b) {
     LdsMark& m = g.marks[b];
-    if (m.pending)
-      throw Fault("missing wait", "touches LDS that an LDS-DMA load is still filling", lane, b);
+    if (m.pending) {
+      Fault f("missing wait", "touches LDS that an LDS-DMA load is still filling", lane, b);
+      f.earlier = Access{m.writes.first, m.writes.first_wave};
+      throw f;
+    }
     if ((!write || atomic) && !m.defined)
       throw Fault("uninitialized LDS", "reads LDS that nothing wrote", lane, b);
-    if (m.write_phase == now && m.writer != w.id && !(atomic && m.atomic))
-      throw Fault(
-          "LDS race",
-          "touches LDS that wave " + std::to_string(m.writer) + " wrote with no barrier between",
-          lane, b);
-    if (write && m.read_phase == now && (m.readers & ~me) && !(atomic && m.atomic))
-      throw Fault("LDS race", "writes LDS that another wave read with no barrier between", lane, b);
+    // NOTE: replicated layouts store one value from several waves; the order does not matter then.
+    const bool unchanged = value && !strict && m.defined && g.lds[b] == value[b - begin];
+    const bool both_atomic = atomic && m.atomic;
+    if (m.writes.by_another(now, w.id) && !both_atomic) {
+      const bool mine_too = m.writes.waves >> w.id & 1;
+      const bool agree = !m.atomic && (write ? unchanged : m.same || mine_too);
+      if (!agree) race(write ? "writes" : "reads", m.writes, "wrote", b);
+    }
+    if (write && m.reads.by_another(now, w.id) && !both_atomic && !unchanged)
+      race("writes", m.reads, "read", b);
     if (write) {
-      m.write_phase = now;
-      m.writer = u8(w.id);
+      m.same = unchanged && (m.writes.phase != now || m.same);
+      m.writes.add(now, me);
       m.atomic = atomic;
-      m.defined = 1;
+      m.defined = true;
     } else {
-      if (m.read_phase != now) m.readers = 0;
-      m.read_phase = now;
-      m.readers |= me;
+      m.reads.add(now, me);
     }
   }
 }

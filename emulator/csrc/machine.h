@@ -4,7 +4,9 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <memory>
 #include <mutex>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -17,6 +19,7 @@ namespace emu {
 constexpr int kLanes = 64;
 constexpr u32 kLdsMax = 163840;
 constexpr u64 kAllLanes = ~0ull;
+constexpr u32 kPoison = 0x7fa5a5a5u;  // a signalling NaN: what nothing wrote, or not yet
 
 // Operand codes: 0..255 as in the ISA's scalar source space, 256+n VGPR n, 512+n AccVGPR n.
 enum Code : int {
@@ -71,6 +74,7 @@ struct Inst {
   i32 simm = 0;
   i32 target = -1;        // branch target as program index
   bool modified = false;  // any of dpp, sdwa: operands take the slow path
+  bool merges = false;    // a d16 load: keeps half of its destination
 };
 
 enum Kind : i32 {
@@ -101,12 +105,19 @@ enum Flag : u32 {
                   // the result
 };
 
+// Which wave executed which instruction; nothing when `wave` is -1.
+struct Access {
+  u32 index = 0;  // in the program
+  i32 wave = -1;
+};
+
 // Thrown by handlers; the scheduler adds kernel, instruction, wave and workgroup.
 struct Fault : std::runtime_error {
   std::string kind;
   int lane;
   u64 address;
   bool has_address;
+  Access earlier;  // what the instruction collides with
   Fault(std::string k, const std::string& what, int l = -1)
       : std::runtime_error(what), kind(std::move(k)), lane(l), address(0), has_address(false) {}
   Fault(std::string k, const std::string& what, int l, u64 a)
@@ -192,13 +203,34 @@ struct Stats {
   }
 };
 
-// Who touched a byte of LDS last, for the race check. `phase` counts the workgroup's barriers.
+// Who touched a byte of LDS, for the race check. `phase` counts the workgroup's barriers.
 struct LdsMark {
-  u32 write_phase = 0, read_phase = 0;  // phase + 1; 0: never
-  u16 readers = 0;                      // waves that read in read_phase
-  u8 writer = 0, atomic = 0;
-  u8 defined = 0;
-  u8 pending = 0;  // an LDS-DMA load is on its way
+  // The first access of the phase, and the latest one by another wave than that.
+  struct Accesses {
+    u32 phase = 0;  // phase + 1; 0: never
+    u16 waves = 0;  // that accessed the byte in this phase
+    u8 first_wave = 0, other_wave = 0;
+    u32 first = 0, other = 0;  // indices in the program
+
+    void add(u32 now, Access who) {
+      if (phase != now) {
+        phase = now, waves = 0;
+        first = who.index, first_wave = u8(who.wave);
+      } else if (who.wave != first_wave) {
+        other = who.index, other_wave = u8(who.wave);
+      }
+      waves |= u16(1u << who.wave);
+    }
+    bool by_another(u32 now, int wave) const { return phase == now && (waves & ~(1u << wave)); }
+    Access of_another(int wave) const {
+      return first_wave != wave ? Access{first, first_wave} : Access{other, other_wave};
+    }
+  };
+  Accesses writes, reads;
+  bool atomic = false;  // the last write was one
+  bool same = false;    // all writes of the phase stored what was there
+  bool defined = false;
+  bool pending = false;  // an LDS-DMA load is on its way
 };
 
 struct Program {
@@ -217,6 +249,10 @@ struct Launch {
   u32 arch_vgprs = 256, acc_vgprs = 256;
   u64 max_instructions = 0;
   bool unaligned = false;  // vector memory may be misaligned: SH_MEM_CONFIG's unaligned mode
+  bool strict_races = false;  // stores of equal bytes are races, too
+  enum Latency { early, late, random } latency = early;
+  // Whether it is known which memory operations are under way.
+  bool tracks() const { return check || latency != early; }
 };
 
 struct Workgroup {
@@ -228,12 +264,25 @@ struct Workgroup {
   Stats stats;
 };
 
+// A memory operation that has been issued and takes effect later, with what it reads (latency.cpp).
+struct Deferred {
+  const Inst* inst = nullptr;
+  u64 exec = 0;
+  int queues = 1;  // that it is still in; a flat operation counts in both
+  bool landed = false;
+  std::vector<std::pair<int, u32>> scalars;
+  std::vector<std::pair<int, std::array<u32, kLanes>>> vectors;  // sources, by operand code
+  std::vector<std::array<u32, kLanes>> result;  // of one that landed and is in a queue still
+};
+
 // An outstanding memory operation, for the wait check.
 struct Outstanding {
   bool smem = false, scalar = false;
+  u32 index = 0;                                // of the instruction
   int reg = -1, count = 0;                      // registers that it will write
   std::vector<std::pair<u32, u32>> dma;         // LDS bytes that a DMA load will write: begin, end
   std::vector<std::pair<u32, u32>> lds_writes;  // LDS bytes of a DS write that is under way
+  std::shared_ptr<Deferred> deferred;           // null: it has taken effect
 };
 
 struct Wave {
@@ -263,7 +312,11 @@ struct Wave {
   std::array<u8, 512> vm_pending{}, lgkm_pending{};  // loads under way into a VGPR
   std::array<u8, 128> s_pending{};
   std::vector<Outstanding> vm_queue, lgkm_queue;
+  Outstanding* landing = nullptr;  // the deferred operation that takes effect now
+  std::minstd_rand random;         // when the next one does
 
+  // The program index of the instruction that executes.
+  u32 current() const { return landing ? landing->index : pc ? pc - 1 : 0; }
   u64 exec() const { return s[kExecLo] | (u64(s[kExecHi]) << 32); }
   u64 vcc() const { return s[kVccLo] | (u64(s[kVccHi]) << 32); }
   void set_pair(int code, u64 x) {
@@ -305,12 +358,22 @@ inline float inline_float(int code) {
   return table[code - 240];
 }
 
-// check.cpp: bookkeeping that runs only with checks on.
-void before(Wave& w, const Inst& in);  // are the registers that it reads written, and arrived?
-void after(Wave& w, const Inst& in);   // its destinations are written now
+// check.cpp: are the registers that an instruction reads written, and arrived? Only with checks on.
+void before(Wave& w, const Inst& in);
+void after(Wave& w, const Inst& in);  // its destinations are written now
+void passed_barrier(Wave& w);
+// `value`: the bytes that a store writes; null when they depend on what is there.
+void lds_touch(Wave& w, u32 begin, u32 size, int lane, bool write, bool atomic, const u8* value);
+void lds_filling(Wave& w, u32 begin, u32 size);  // by an LDS-DMA load that is on its way
+
+// check.cpp: what is under way (Launch::tracks).
 void issued(Wave& w, bool vm, bool lgkm, Outstanding op);
 void waited(Wave& w, u32 vm, u32 lgkm);
-void passed_barrier(Wave& w);
-void lds_touch(Wave& w, u32 begin, u32 size, int lane, bool write, bool atomic);
+
+// latency.cpp: memory operations that take effect later than they are issued.
+bool defers(const Inst& in);
+void defer(Wave& w, const Inst& in);
+void release(Wave& w, Outstanding& op, bool vm);  // a wait has let it out of its queue
+void land_some(Wave& w);  // maybe: an operation takes effect before a wait asks for it
 
 }  // namespace emu
