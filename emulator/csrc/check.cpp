@@ -178,19 +178,20 @@ void add_pending(Wave& w, const Outstanding& op, bool vm, int step) {
   }
 }
 // The bytes count as written in this phase, whenever the operation was issued.
-void written_now(Wave& w, const Outstanding& op, const std::vector<std::pair<u32, u32>>& ranges) {
+void written_now(Wave& w, u32 index, const std::vector<Range>& ranges) {
   for (auto& range : ranges)
     for (u32 b = range.first; b < range.second; ++b) {
       LdsMark& m = w.wg->marks[b];
       m.pending = m.atomic = m.same = false;
-      m.writes = {};
-      m.writes.add(w.wg->phase + 1, {op.index, w.id});
+      m.write_phase = w.wg->phase + 1;
+      m.writers = u16(1u << w.id);
+      w.wg->history[b].writes.first = Access{index, w.id};
     }
 }
 void retire(Wave& w, Outstanding& op, bool vm) {
   if (op.deferred) release(w, op, vm);
   add_pending(w, op, vm, -1);
-  written_now(w, op, op.dma);
+  written_now(w, op.index, op.deferred ? op.deferred->dma : op.dma);
 }
 
 }  // namespace
@@ -244,61 +245,90 @@ void waited(Wave& w, u32 vm, u32 lgkm) {
 }
 
 void lds_filling(Wave& w, u32 begin, u32 size) {
-  for (u32 b = begin; b < begin + size; ++b) {
-    LdsMark& m = w.wg->marks[b];
-    m.pending = true;
-    m.writes = {};
-    m.writes.add(w.wg->phase + 1, {w.current(), w.id});
-  }
+  written_now(w, w.current(), {{begin, begin + size}});
+  for (u32 b = begin; b < begin + size; ++b) w.wg->marks[b].pending = true;
 }
 
 // A DS write that was not waited for may land after the barrier: it counts for the next phase as
 // well.
 void passed_barrier(Wave& w) {
-  for (auto& op : w.lgkm_queue) written_now(w, op, op.lds_writes);
+  for (auto& op : w.lgkm_queue)
+    written_now(w, op.index, op.deferred ? op.deferred->lds_writes : op.lds_writes);
 }
 
-void lds_touch(Wave& w, u32 begin, u32 size, int lane, bool write, bool atomic, const u8* value) {
+namespace {
+
+[[noreturn]] void race(const std::string& verb, const std::string& what, Access earlier, int lane,
+                       u32 byte) {
+  Fault f("LDS race",
+          verb + " LDS that wave " + std::to_string(earlier.wave) + " " + what +
+              " with no barrier between",
+          lane, byte);
+  f.earlier = earlier;
+  throw f;
+}
+[[noreturn]] void still_filling(const LdsHistory& history, int lane, u32 byte) {
+  Fault f("missing wait", "touches LDS that an LDS-DMA load is still filling", lane, byte);
+  f.earlier = history.writes.by_another(-1);
+  throw f;
+}
+// Adds an access of this phase.
+inline void note(u32& phase, u16& waves, LdsAccesses& accesses, u32 now, u16 mine, const Access& me) {
+  if (phase != now) {
+    phase = now, waves = mine;
+    accesses.first = me;
+  } else if (!(waves & mine)) {
+    waves |= mine;
+    accesses.other = me;
+  }
+}
+
+}  // namespace
+
+void lds_read(Wave& w, u32 begin, u32 size, int lane) {
   Workgroup& g = *w.wg;
-  const bool strict = w.launch().strict_races;
   const u32 now = g.phase + 1;
   const Access me{w.current(), w.id};
-  auto race = [&](const char* verb, const LdsMark::Accesses& others, const char* what, u32 byte) {
-    Access other = others.of_another(w.id);
-    Fault f("LDS race",
-            std::string(verb) + " LDS that wave " + std::to_string(other.wave) + " " + what +
-                " with no barrier between",
-            lane, byte);
-    f.earlier = other;
-    throw f;
-  };
+  const u16 mine = u16(1u << w.id);
+  LdsMark* marks = g.marks.data();
+  LdsHistory* history = g.history.data();
   for (u32 b = begin; b < begin + size; ++b) {
-    LdsMark& m = g.marks[b];
-    if (m.pending) {
-      Fault f("missing wait", "touches LDS that an LDS-DMA load is still filling", lane, b);
-      f.earlier = Access{m.writes.first, m.writes.first_wave};
-      throw f;
+    LdsMark& m = marks[b];
+    if (m.pending) still_filling(history[b], lane, b);
+    if (!m.defined) throw Fault("uninitialized LDS", "reads LDS that nothing wrote", lane, b);
+    if (m.write_phase == now && m.writers != mine) {
+      const bool agree = !m.atomic && (m.same || (m.writers & mine));
+      if (!agree) race("reads", "wrote", history[b].writes.by_another(w.id), lane, b);
     }
-    if ((!write || atomic) && !m.defined)
+    note(m.read_phase, m.readers, history[b].reads, now, mine, me);
+  }
+}
+
+void lds_write(Wave& w, u32 begin, u32 size, int lane, bool atomic, const u8* value) {
+  Workgroup& g = *w.wg;
+  const u32 now = g.phase + 1;
+  const Access me{w.current(), w.id};
+  const u16 mine = u16(1u << w.id);
+  if (w.launch().strict_races) value = nullptr;
+  LdsMark* marks = g.marks.data();
+  LdsHistory* history = g.history.data();
+  const u8* lds = g.lds.data();
+  for (u32 b = begin; b < begin + size; ++b) {
+    LdsMark& m = marks[b];
+    if (m.pending) still_filling(history[b], lane, b);
+    if (atomic && !m.defined)
       throw Fault("uninitialized LDS", "reads LDS that nothing wrote", lane, b);
     // NOTE: replicated layouts store one value from several waves; the order does not matter then.
-    const bool unchanged = value && !strict && m.defined && g.lds[b] == value[b - begin];
+    const bool unchanged = value && m.defined && lds[b] == value[b - begin];
     const bool both_atomic = atomic && m.atomic;
-    if (m.writes.by_another(now, w.id) && !both_atomic) {
-      const bool mine_too = m.writes.waves >> w.id & 1;
-      const bool agree = !m.atomic && (write ? unchanged : m.same || mine_too);
-      if (!agree) race(write ? "writes" : "reads", m.writes, "wrote", b);
-    }
-    if (write && m.reads.by_another(now, w.id) && !both_atomic && !unchanged)
-      race("writes", m.reads, "read", b);
-    if (write) {
-      m.same = unchanged && (m.writes.phase != now || m.same);
-      m.writes.add(now, me);
-      m.atomic = atomic;
-      m.defined = true;
-    } else {
-      m.reads.add(now, me);
-    }
+    if (m.write_phase == now && m.writers != mine && !both_atomic && (m.atomic || !unchanged))
+      race("writes", "wrote", history[b].writes.by_another(w.id), lane, b);
+    if (m.read_phase == now && m.readers != mine && !both_atomic && !unchanged)
+      race("writes", "read", history[b].reads.by_another(w.id), lane, b);
+    m.same = unchanged && (m.write_phase != now || m.same);
+    note(m.write_phase, m.writers, history[b].writes, now, mine, me);
+    m.atomic = atomic;
+    m.defined = true;
   }
 }
 

@@ -2,8 +2,10 @@
 // Memory operations that take effect as late as the waits allow, or at some moment before.
 //
 // A deferred operation keeps the registers that it reads and runs its handler when a wait covers it;
-// until then its destination holds poison. Vector memory operations of a wave keep their order, LDS
-// operations keep theirs, scalar loads have none.
+// until then its destination holds poison. LDS operations of a wave keep their order, scalar loads
+// have none. Vector memory operations reach memory in the order in which the workgroup issued them:
+// its waves share a compute unit and that one's path, so the memory model asks for no vmcnt at a
+// barrier (threadgroup split mode apart).
 #include <algorithm>
 
 #include "machine.h"
@@ -11,7 +13,11 @@
 namespace emu {
 namespace {
 
-using Row = std::array<u32, kLanes>;
+using Row = Deferred::Row;
+
+// Loads have no data operand.
+bool stores(const Inst& in) { return in.data.code >= 0; }
+bool in_vm(const Inst& in) { return in.kind > kDs; }
 
 bool is_vector(const Operand& o) { return o.code >= kVgpr; }
 bool writes(const Inst& in, int code) {
@@ -43,15 +49,15 @@ void poison(Wave& w, const Deferred& d) {
   }
 }
 
-// Runs the handler on the registers as they were, and puts the others back.
-void take_effect(Wave& w, Outstanding& op) {
-  Deferred& d = *op.deferred;
+// Runs the handler on the registers as they were, and puts the others back. With `hide` the wave
+// does not see the result yet.
+void take_effect(Wave& w, Deferred& d, bool hide) {
   const Inst& in = *d.inst;
   u64 exec = w.exec();
   w.set_pair(kExecLo, d.exec);
   for (auto& [code, value] : d.scalars) std::swap(w.s[code], value);
   for (auto& [code, row] : d.vectors) std::swap_ranges(row.begin(), row.end(), w.vgpr(code));
-  w.landing = &op;
+  w.landing = &d;
   in.run(w, in);
   w.landing = nullptr;
   d.landed = true;
@@ -61,7 +67,37 @@ void take_effect(Wave& w, Outstanding& op) {
   for (auto it = d.vectors.rbegin(); it != d.vectors.rend(); ++it)
     for (int l = 0; l < kLanes; ++l)
       if (!writes(in, it->first) || !((d.exec >> l) & 1)) w.vgpr(it->first)[l] = it->second[l];
+  d.vectors.clear();
   w.set_pair(kExecLo, exec);
+  if (!hide || in.merges) return;
+  for (int i = 0; i < in.dst.dwords; ++i) {
+    Row row;
+    std::copy_n(w.vgpr(in.dst.code + i), kLanes, row.data());
+    d.result.push_back(row);
+  }
+  poison(w, d);
+}
+
+void show(Wave& w, const Deferred& d) {
+  for (size_t i = 0; i < d.result.size(); ++i)
+    for (int l = 0; l < kLanes; ++l)
+      if ((d.exec >> l) & 1) w.vgpr(d.inst->dst.code + int(i))[l] = d.result[i][size_t(l)];
+}
+
+// What the workgroup issued before and memory must see first: for a store everything, for a load the
+// stores, and what those ask for.
+void take_effect_in_order(Wave& w, Deferred& d, bool hide) {
+  auto& issued = w.wg->issued;
+  if (in_vm(*d.inst)) {
+    size_t end = 0, last = 0;
+    for (; issued[end].second.get() != &d; ++end)
+      if (!issued[end].second->landed && stores(*issued[end].second->inst)) last = end + 1;
+    if (stores(*d.inst)) last = end;
+    for (size_t i = 0; i < last; ++i)
+      if (!issued[i].second->landed) take_effect(*issued[i].first, *issued[i].second, true);
+  }
+  take_effect(w, d, hide);
+  while (!issued.empty() && issued.front().second->landed) issued.pop_front();
 }
 
 }  // namespace
@@ -86,29 +122,18 @@ void defer(Wave& w, const Inst& in) {
   if (in.dst.code >= 0)
     op.reg = in.dst.code - (op.scalar ? 0 : kVgpr), op.count = in.dst.dwords;
   poison(w, d);
+  if (vm) w.wg->issued.emplace_back(&w, op.deferred);
   issued(w, vm, lgkm, std::move(op));
 }
 
 void release(Wave& w, Outstanding& op, bool vm) {
   Deferred& d = *op.deferred;
-  const Inst& in = *d.inst;
   --d.queues;
-  if (vm || in.kind != kFlat) {
-    if (d.landed) return;
-    take_effect(w, op);
-    if (!d.queues) return;
-    // Flat: in memory's order now, but its result counts on lgkmcnt as well.
-    for (int i = 0; i < in.dst.dwords; ++i) {
-      Row row;
-      std::copy_n(w.vgpr(in.dst.code + i), kLanes, row.data());
-      d.result.push_back(row);
-    }
-    poison(w, d);
-  } else {
-    for (size_t i = 0; i < d.result.size(); ++i)
-      for (int l = 0; l < kLanes; ++l)
-        if ((d.exec >> l) & 1) w.vgpr(in.dst.code + int(i))[l] = d.result[i][size_t(l)];
-  }
+  // Flat: in the order of memory, but its result counts on lgkmcnt as well.
+  if (!d.landed && (vm || !in_vm(*d.inst)))
+    take_effect_in_order(w, d, d.queues > 0);
+  else if (!d.queues)
+    show(w, d);
 }
 
 void land_some(Wave& w) {
@@ -116,16 +141,17 @@ void land_some(Wave& w) {
   if (w.random() % kOneIn) return;
   auto& queue = w.random() % 2 ? w.vm_queue : w.lgkm_queue;
   if (queue.empty()) return;
-  auto ready = [](const Outstanding& op) { return op.deferred && !op.deferred->landed; };
+  auto waits = [](const Outstanding& op) { return op.deferred && !op.deferred->landed; };
   Outstanding& any = queue[w.random() % queue.size()];
   if (any.smem) {
-    if (ready(any)) take_effect(w, any);
+    if (waits(any)) take_effect(w, *any.deferred, false);
     return;
   }
   for (auto& op : queue) {
-    if (op.smem || !ready(op)) continue;
+    if (op.smem || !waits(op)) continue;
     // A flat operation keeps its place among the vector memory operations.
-    if (&queue == &w.vm_queue || op.deferred->inst->kind != kFlat) take_effect(w, op);
+    if (&queue == &w.vm_queue || !in_vm(*op.deferred->inst))
+      take_effect_in_order(w, *op.deferred, false);
     return;
   }
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -46,6 +47,7 @@ constexpr u64 kPrivateAperture = 0x0002000000000000ull;
 
 struct Wave;
 struct Inst;
+struct Deferred;
 using Handler = void (*)(Wave&, const Inst&);
 
 struct Operand {
@@ -205,32 +207,30 @@ struct Stats {
 
 // Who touched a byte of LDS, for the race check. `phase` counts the workgroup's barriers.
 struct LdsMark {
-  // The first access of the phase, and the latest one by another wave than that.
-  struct Accesses {
-    u32 phase = 0;  // phase + 1; 0: never
-    u16 waves = 0;  // that accessed the byte in this phase
-    u8 first_wave = 0, other_wave = 0;
-    u32 first = 0, other = 0;  // indices in the program
-
-    void add(u32 now, Access who) {
-      if (phase != now) {
-        phase = now, waves = 0;
-        first = who.index, first_wave = u8(who.wave);
-      } else if (who.wave != first_wave) {
-        other = who.index, other_wave = u8(who.wave);
-      }
-      waves |= u16(1u << who.wave);
-    }
-    bool by_another(u32 now, int wave) const { return phase == now && (waves & ~(1u << wave)); }
-    Access of_another(int wave) const {
-      return first_wave != wave ? Access{first, first_wave} : Access{other, other_wave};
-    }
-  };
-  Accesses writes, reads;
-  bool atomic = false;  // the last write was one
-  bool same = false;    // all writes of the phase stored what was there
+  u32 write_phase = 0, read_phase = 0;  // phase + 1; 0: never
+  u16 writers = 0, readers = 0;         // waves that wrote in write_phase, read in read_phase
+  bool atomic = false;                  // the last write was one
+  bool same = false;                    // all writes of the phase stored what was there
   bool defined = false;
   bool pending = false;  // an LDS-DMA load is on its way
+};
+
+// Beside the marks, because only reports look: the first access of a phase and the latest one by
+// another wave than that.
+struct LdsAccesses {
+  struct Packed {
+    u32 index : 28, wave : 4;
+    Packed() : index(0), wave(0) {}
+    Packed(const Access& a) : index(a.index & 0xfffffff), wave(u32(a.wave) & 15) {}
+  };
+  Packed first, other;
+  Access by_another(int wave) const {
+    const Packed& p = int(first.wave) != wave ? first : other;
+    return {p.index, i32(p.wave)};
+  }
+};
+struct LdsHistory {
+  LdsAccesses writes, reads;
 };
 
 struct Program {
@@ -260,29 +260,36 @@ struct Workgroup {
   u32 id[3] = {0, 0, 0};
   std::vector<u8> lds;
   std::vector<LdsMark> marks;
+  std::vector<LdsHistory> history;
   u32 phase = 0;
   Stats stats;
+  // Vector memory operations in the order of issue (latency.cpp).
+  std::deque<std::pair<Wave*, std::shared_ptr<Deferred>>> issued;
 };
 
-// A memory operation that has been issued and takes effect later, with what it reads (latency.cpp).
-struct Deferred {
-  const Inst* inst = nullptr;
-  u64 exec = 0;
-  int queues = 1;  // that it is still in; a flat operation counts in both
-  bool landed = false;
-  std::vector<std::pair<int, u32>> scalars;
-  std::vector<std::pair<int, std::array<u32, kLanes>>> vectors;  // sources, by operand code
-  std::vector<std::array<u32, kLanes>> result;  // of one that landed and is in a queue still
-};
+using Range = std::pair<u32, u32>;  // LDS bytes: begin, end
 
 // An outstanding memory operation, for the wait check.
 struct Outstanding {
   bool smem = false, scalar = false;
-  u32 index = 0;                                // of the instruction
-  int reg = -1, count = 0;                      // registers that it will write
-  std::vector<std::pair<u32, u32>> dma;         // LDS bytes that a DMA load will write: begin, end
-  std::vector<std::pair<u32, u32>> lds_writes;  // LDS bytes of a DS write that is under way
-  std::shared_ptr<Deferred> deferred;           // null: it has taken effect
+  u32 index = 0;                      // of the instruction
+  int reg = -1, count = 0;            // registers that it will write
+  std::vector<Range> dma;             // that a DMA load will write
+  std::vector<Range> lds_writes;      // of a DS write that is under way
+  std::shared_ptr<Deferred> deferred;  // null: it has taken effect
+};
+
+// A memory operation that has been issued and takes effect later, with what it reads (latency.cpp).
+struct Deferred {
+  using Row = std::array<u32, kLanes>;
+  const Inst* inst = nullptr;
+  u64 exec = 0;
+  int queues = 1;  // that it is still in; a flat operation counts in both
+  bool landed = false;
+  std::vector<std::pair<int, u32>> scalars;  // sources, by operand code
+  std::vector<std::pair<int, Row>> vectors;
+  std::vector<Row> result;  // of one that landed before a wait let the wave see it
+  std::vector<Range> dma, lds_writes;
 };
 
 struct Wave {
@@ -312,11 +319,11 @@ struct Wave {
   std::array<u8, 512> vm_pending{}, lgkm_pending{};  // loads under way into a VGPR
   std::array<u8, 128> s_pending{};
   std::vector<Outstanding> vm_queue, lgkm_queue;
-  Outstanding* landing = nullptr;  // the deferred operation that takes effect now
+  Deferred* landing = nullptr;  // the deferred operation that takes effect now
   std::minstd_rand random;         // when the next one does
 
   // The program index of the instruction that executes.
-  u32 current() const { return landing ? landing->index : pc ? pc - 1 : 0; }
+  u32 current() const { return landing ? landing->inst->index : pc ? pc - 1 : 0; }
   u64 exec() const { return s[kExecLo] | (u64(s[kExecHi]) << 32); }
   u64 vcc() const { return s[kVccLo] | (u64(s[kVccHi]) << 32); }
   void set_pair(int code, u64 x) {
@@ -362,8 +369,9 @@ inline float inline_float(int code) {
 void before(Wave& w, const Inst& in);
 void after(Wave& w, const Inst& in);  // its destinations are written now
 void passed_barrier(Wave& w);
+void lds_read(Wave& w, u32 begin, u32 size, int lane);
 // `value`: the bytes that a store writes; null when they depend on what is there.
-void lds_touch(Wave& w, u32 begin, u32 size, int lane, bool write, bool atomic, const u8* value);
+void lds_write(Wave& w, u32 begin, u32 size, int lane, bool atomic, const u8* value);
 void lds_filling(Wave& w, u32 begin, u32 size);  // by an LDS-DMA load that is on its way
 
 // check.cpp: what is under way (Launch::tracks).

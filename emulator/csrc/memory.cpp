@@ -155,7 +155,10 @@ u8* lds_at(Wave& w, u64 address, u32 bytes, int lane, bool write, bool atomic = 
   if (w.check()) {
     need_aligned(address, bytes, lane, "LDS");
     if (address % bytes && (bytes == 8 || bytes == 16)) w.wg->stats.lds_underaligned++;
-    lds_touch(w, u32(address), bytes, lane, write, atomic, value);
+    if (write)
+      lds_write(w, u32(address), bytes, lane, atomic, value);
+    else
+      lds_read(w, u32(address), bytes, lane);
   }
   return lds.data() + address;
 }

@@ -69,7 +69,7 @@ struct Worker {
     }
     group.launch = &launch;
     group.lds.resize(launch.lds_size);
-    if (launch.check) group.marks.resize(launch.lds_size);
+    if (launch.check) group.marks.resize(launch.lds_size), group.history.resize(launch.lds_size);
   }
 
   void reset(Wave& w) {
@@ -165,6 +165,7 @@ struct Worker {
     std::copy(id, id + 3, group.id);
     group.phase = 0;
     group.stats = Stats();
+    group.issued.clear();
     std::fill(group.lds.begin(), group.lds.end(), u8(0xa5));
     std::fill(group.marks.begin(), group.marks.end(), LdsMark());
     for (auto& w : waves) {
@@ -187,6 +188,9 @@ struct Worker {
             else
               launch.check ? turn<true, true>(*w) : turn<false, true>(*w);
           } catch (const Fault& f) {
+            // A deferred operation may be another wave's.
+            for (Wave* other : order)
+              if (other->landing) w = other;
             failure.set = true;
             failure.kind = f.kind, failure.what = f.what(), failure.lane = f.lane,
             failure.wave = w->id;
