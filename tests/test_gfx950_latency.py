@@ -19,6 +19,14 @@ import test_gfx950_moe_sort as moe_sort
 import test_gfx950_mutations as rotate_quant
 import test_gfx950_rotate_matrix as rotate_matrix
 
+
+def moe_rotate_matrix() -> None:
+    sorting = moe_rotate.random_sorting(40, 6, 16, 16, dropped=0.1)
+    (config,) = (c for c in moe_rotate.BF16 if c.size == 64)
+    x = moe_rotate.difficult("bf16", 40, 320)
+    moe_rotate.check_matrix(config, x, sorting, 6, rotate_matrix.dense(64))
+
+
 FAMILIES = {
     "rotate_quant": rotate_quant.run_all,
     "rotate": lambda: execution.test_rotate("bf16", 64),
@@ -26,9 +34,10 @@ FAMILIES = {
     "layout": lambda: execution.test_layout_kernels("separated"),
     "rotate_matrix": rotate_matrix.run_rs_64,
     "moe_rotate_quant": moe_rotate.run_rs_64,
+    "moe_rotate_matrix": moe_rotate_matrix,
     "moe_sort_scales": lambda: moe_rotate.test_sort_scales(True),
     "moe_reduce": gemm2.run_reduce_all,
-    **{f"moe_sort {n}": lambda n=n: moe_sort.run_all(n) for n in moe_sort.CHANGES},
+    **{f"moe_sort {n}": lambda n=n: moe_sort.run_all(n) for n in ("alone", "apart")},
     **{f"gemm {n}": lambda n=n: gemm.run_all(n) for n in gemm.CHANGES},
     **{f"moe_gemm1 {n}": lambda n=n: gemm1.run_all(n) for n in gemm1.CHANGES},
     **{f"moe_gemm2 {n}": lambda n=n: gemm2.run_one(*n) for n in gemm2.CHANGES},
@@ -42,23 +51,38 @@ def test_family(family: str, latency: str, monkeypatch: pytest.MonkeyPatch) -> N
     FAMILIES[family]()
 
 
-def rotate_quant_assembly() -> tuple[str, str, int, int]:
+def rotate_quant_code() -> tuple[str, str, int, int]:
     return rotate_quant.STEM, *kernels.assembly_of(rotate_quant.STEM, rotate_quant.SYMBOL)
 
 
-WITHOUT_WAITS = {
-    "rotate_quant, vector memory": (rotate_quant_assembly, r"s_waitcnt vmcnt\(0\)", rotate_quant.run_all),
-    "rotate_quant, LDS": (rotate_quant_assembly, r"s_waitcnt lgkmcnt\(0\)\n\ts_barrier", rotate_quant.run_all),
-}  # fmt: skip
+def staged_gemm_code() -> tuple[str, str, int, int]:
+    return gemm.one_kernel("staged_256x256")
+
+
+NOTHING = "s_nop 0"
+WITHOUT_WAITS = {  # code, the wait, what takes its place, a run
+    "vector memory": (rotate_quant_code, r"s_waitcnt vmcnt\(0\)", NOTHING, rotate_quant.run_all),
+    "LDS": (
+        rotate_quant_code,
+        r"s_waitcnt lgkmcnt\(0\)\n\ts_barrier",
+        f"{NOTHING}\n\ts_barrier",
+        rotate_quant.run_all,
+    ),
+    "loads to LDS": (
+        staged_gemm_code,
+        r"s_waitcnt vmcnt\(0\)",
+        NOTHING,
+        lambda: gemm.run_all("staged_256x256"),
+    ),
+}
 
 
 @pytest.mark.parametrize("case", WITHOUT_WAITS)
 def test_a_missing_wait_shows_without_checks(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not when everything arrives at once."""
-    code, wait, run = WITHOUT_WAITS[case]
+    code, wait, instead, run = WITHOUT_WAITS[case]
     stem, *assembly = code()
-    kept = "\n\ts_barrier" if "barrier" in wait else ""
-    wrong = kernels.changed(*assembly, (wait, f"s_nop 0{kept}", 0))
+    wrong = kernels.changed(*assembly, (wait, instead, 0))
     checked = emu.Object.run
 
     def unchecked(self: emu.Object, name: str, **options) -> emu.Stats:

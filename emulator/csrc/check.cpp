@@ -16,7 +16,6 @@ std::string sreg_name(int r) {
 }
 bool sdefined(const Wave& w, int r) { return (w.sdefined[size_t(r) / 64] >> (r % 64)) & 1; }
 
-
 // The oldest load under way into register r.
 Access load_into(const std::vector<Outstanding>& queue, const Wave& w, int r, bool scalar) {
   for (auto& op : queue)
@@ -273,7 +272,8 @@ namespace {
   throw f;
 }
 // Adds an access of this phase.
-inline void note(u32& phase, u16& waves, LdsAccesses& accesses, u32 now, u16 mine, const Access& me) {
+inline void note(u32& phase, u16& waves, LdsAccesses& accesses, u32 now, u16 mine,
+                 const Access& me) {
   if (phase != now) {
     phase = now, waves = mine;
     accesses.first = me;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Memory operations that take effect as late as the waits allow, or at some moment before.
 //
-// A deferred operation keeps the registers that it reads and runs its handler when a wait covers it;
-// until then its destination holds poison. LDS operations of a wave keep their order, scalar loads
-// have none. Vector memory operations reach memory in the order in which the workgroup issued them:
-// its waves share a compute unit and that one's path, so the memory model asks for no vmcnt at a
-// barrier (threadgroup split mode apart).
+// A deferred operation keeps the registers that it reads and runs its handler when a wait covers
+// it; until then its destination holds poison. LDS operations of a wave keep their order, scalar
+// loads have none. Vector memory operations reach memory in the order in which the workgroup issued
+// them: its waves share a compute unit and that one's path, so the memory model asks for no vmcnt
+// at a barrier (threadgroup split mode apart).
 #include <algorithm>
 
 #include "machine.h"
@@ -84,8 +84,8 @@ void show(Wave& w, const Deferred& d) {
       if ((d.exec >> l) & 1) w.vgpr(d.inst->dst.code + int(i))[l] = d.result[i][size_t(l)];
 }
 
-// What the workgroup issued before and memory must see first: for a store everything, for a load the
-// stores, and what those ask for.
+// What the workgroup issued before and memory must see first: for a store everything, for a load
+// the stores, and what those ask for.
 void take_effect_in_order(Wave& w, Deferred& d, bool hide) {
   auto& issued = w.wg->issued;
   if (in_vm(*d.inst)) {
@@ -114,13 +114,12 @@ void defer(Wave& w, const Inst& in) {
   op.deferred = std::make_shared<Deferred>();
   Deferred& d = *op.deferred;
   d.inst = &in, d.exec = w.exec(), d.queues = vm + lgkm;
-  for (const Operand* o : {&in.src[0], &in.src[1], &in.src[2], &in.data, &in.addr, &in.saddr,
-                           &in.soffset})
+  for (const Operand* o :
+       {&in.src[0], &in.src[1], &in.src[2], &in.data, &in.addr, &in.saddr, &in.soffset})
     keep(w, d, *o);
   keep(w, d, Operand{kM0, 1});
   op.smem = op.scalar = in.kind == kSmem;
-  if (in.dst.code >= 0)
-    op.reg = in.dst.code - (op.scalar ? 0 : kVgpr), op.count = in.dst.dwords;
+  if (in.dst.code >= 0) op.reg = in.dst.code - (op.scalar ? 0 : kVgpr), op.count = in.dst.dwords;
   poison(w, d);
   if (vm) w.wg->issued.emplace_back(&w, op.deferred);
   issued(w, vm, lgkm, std::move(op));

@@ -248,7 +248,7 @@ struct Launch {
   u32 lds_size = 0, scratch_size = 0;
   u32 arch_vgprs = 256, acc_vgprs = 256;
   u64 max_instructions = 0;
-  bool unaligned = false;  // vector memory may be misaligned: SH_MEM_CONFIG's unaligned mode
+  bool unaligned = false;     // vector memory may be misaligned: SH_MEM_CONFIG's unaligned mode
   bool strict_races = false;  // stores of equal bytes are races, too
   enum Latency { early, late, random } latency = early;
   // Whether it is known which memory operations are under way.
@@ -272,10 +272,10 @@ using Range = std::pair<u32, u32>;  // LDS bytes: begin, end
 // An outstanding memory operation, for the wait check.
 struct Outstanding {
   bool smem = false, scalar = false;
-  u32 index = 0;                      // of the instruction
-  int reg = -1, count = 0;            // registers that it will write
-  std::vector<Range> dma;             // that a DMA load will write
-  std::vector<Range> lds_writes;      // of a DS write that is under way
+  u32 index = 0;                       // of the instruction
+  int reg = -1, count = 0;             // registers that it will write
+  std::vector<Range> dma;              // that a DMA load will write
+  std::vector<Range> lds_writes;       // of a DS write that is under way
   std::shared_ptr<Deferred> deferred;  // null: it has taken effect
 };
 
@@ -320,7 +320,7 @@ struct Wave {
   std::array<u8, 128> s_pending{};
   std::vector<Outstanding> vm_queue, lgkm_queue;
   Deferred* landing = nullptr;  // the deferred operation that takes effect now
-  std::minstd_rand random;         // when the next one does
+  std::minstd_rand random;      // when the next one does
 
   // The program index of the instruction that executes.
   u32 current() const { return landing ? landing->inst->index : pc ? pc - 1 : 0; }

@@ -346,8 +346,7 @@ void store(Wave& w, const Inst& in, Shape s) {
     for (int l = 0; l < kLanes; ++l) {
       if (!((a.lanes >> l) & 1)) continue;
       get(w, in.data.code, l, bytes, s);
-      if (u8* p = write_place(w, space, a.at[l], s.bytes, l, bytes))
-        std::memcpy(p, bytes, s.bytes);
+      if (u8* p = write_place(w, space, a.at[l], s.bytes, l, bytes)) std::memcpy(p, bytes, s.bytes);
     }
   }
   if (w.launch().count && space != Space::scratch) count_lines(w, a, s.bytes);
@@ -767,8 +766,7 @@ void ds_write_at(Wave& w, int from, u64* at, Shape s, std::vector<std::pair<u32,
   for (int l = 0; l < kLanes; ++l)
     if ((exec >> l) & 1) {
       get(w, from, l, bytes, s);
-      if (u8* p = lds_at(w, at[l], s.bytes, l, true, false, bytes))
-        std::memcpy(p, bytes, s.bytes);
+      if (u8* p = lds_at(w, at[l], s.bytes, l, true, false, bytes)) std::memcpy(p, bytes, s.bytes);
       if (w.check()) writes.emplace_back(u32(at[l]), u32(at[l]) + s.bytes);
     }
   if (w.launch().count) count_banks(w, at, exec, s.bytes);

@@ -170,8 +170,8 @@ struct Worker {
     std::fill(group.marks.begin(), group.marks.end(), LdsMark());
     for (auto& w : waves) {
       reset(*w);
-      std::seed_seq seeds{u32(setup.latency_seed), u32(setup.latency_seed >> 32), id[0], id[1], id[2],
-                          u32(w->id)};
+      std::seed_seq seeds{
+          u32(setup.latency_seed), u32(setup.latency_seed >> 32), id[0], id[1], id[2], u32(w->id)};
       if (launch.latency == Launch::random) w->random.seed(seeds);
     }
     std::vector<Wave*> order;
@@ -406,9 +406,8 @@ py::dict run(PyProgram& program, PyMemory& memory, py::dict d) {
       e["lane"] = f.lane < 0 ? py::object(py::none()) : py::object(py::int_(f.lane));
       e["address"] = f.has_address ? py::object(py::int_(f.address)) : py::object(py::none());
       e["workgroup"] = py::make_tuple(f.wg[0], f.wg[1], f.wg[2]);
-      e["earlier"] = f.earlier.wave < 0
-                         ? py::object(py::none())
-                         : py::make_tuple(w->pc_of(f.earlier.index), f.earlier.wave);
+      e["earlier"] = f.earlier.wave < 0 ? py::object(py::none())
+                                        : py::make_tuple(w->pc_of(f.earlier.index), f.earlier.wave);
       out["fault"] = e;
     }
   }

@@ -282,9 +282,7 @@ def test_bitop3(name: str) -> None:
     first, text = PSEUDOCODE[name].split("\n", 1)
     assert first.startswith("TTBL = { INST.")
     tables = [0x1B, 0x96, 0xE8, 0x80, 0x01, 0xFE]
-    lines = "\n".join(
-        f"  {name} v{60 + i}, v10, v11, v12 bitop3:{t}" for i, t in enumerate(tables)
-    )
+    lines = "\n".join(f"  {name} v{60 + i}, v10, v11, v12 bitop3:{t}" for i, t in enumerate(tables))
     data = np.random.default_rng(3).integers(0, 1 << 32, (64, 3), dtype=np.uint32)
     out = run_lines(lines, data, len(tables))
     width = 16 if name.endswith("b16") else 32

@@ -13,7 +13,9 @@ import gfx950_emulator as emu
 MODES = ["early", "late", 0, 1, 2]
 PER_LANE = "  v_lshlrev_b32 v5, 2, v0\n"
 TO_LDS = PER_LANE + "  ds_write_b32 v5, v10\n  s_waitcnt lgkmcnt(0)\n"
-FLAT_ADDRESS = "  v_mov_b32 v7, s5\n  v_add_co_u32 v6, vcc, s4, v1\n  v_addc_co_u32 v7, vcc, 0, v7, vcc\n"
+FLAT_ADDRESS = (
+    "  v_mov_b32 v7, s5\n  v_add_co_u32 v6, vcc, s4, v1\n  v_addc_co_u32 v7, vcc, 0, v7, vcc\n"
+)
 BUFFER = "  s_mov_b32 s8, s4\n  s_mov_b32 s9, s5\n  s_mov_b32 s10, 512\n  s_mov_b32 s11, 0x20000\n"
 
 # What comes first, what reads memory, the wait that covers it, where the value is then.
@@ -37,7 +39,9 @@ def data(items: int = 64) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 1 << 30, (items, 2), dtype=np.uint32)
 
 
-def result(lines: str, latency: str | int | None = None, *, items: int = 64, lds: int = 512, check=False):
+def result(
+    lines: str, latency: str | int | None = None, *, items: int = 64, lds: int = 512, check=False
+):
     return run_lines(lines, data(items), 1, lds=lds, latency=latency, check=check)[:, 0]
 
 
@@ -80,7 +84,10 @@ def test_counters_are_exact(kind: str, wait: str) -> None:
     """A wait for n leaves the n youngest operations under way."""
     loads = "".join(f"  global_load_dword v{20 + i}, v1, s[4:5] offset:{4 * i}\n" for i in range(2))
     if kind == "LDS":
-        loads = TO_LDS + "  ds_write_b32 v5, v11 offset:256\n  ds_read_b32 v20, v5\n  ds_read_b32 v21, v5 offset:256\n"
+        loads = (
+            TO_LDS
+            + "  ds_write_b32 v5, v11 offset:256\n  ds_read_b32 v20, v5\n  ds_read_b32 v21, v5 offset:256\n"
+        )
     for i in range(2):
         lines = f"{loads}  s_waitcnt {wait}(1)\n  v_mov_b32 v60, v{20 + i}"
         right = result(lines, "late") == data()[:, i]

@@ -130,7 +130,9 @@ def sort_rows(x, out, M: tl.constexpr, N: tl.constexpr, DOWN: tl.constexpr):
 
 
 @triton.jit
-def gather_rows(x, index, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, AXIS: tl.constexpr):
+def gather_rows(
+    x, index, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, AXIS: tl.constexpr
+):
     source = tl.load(x + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])
     if AXIS == 0:
         at = tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :]

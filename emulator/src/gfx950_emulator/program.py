@@ -224,7 +224,11 @@ def _latency(value: str | int | None) -> tuple[str, int]:
         value = int(value) if value.isdecimal() else value
     if value in ("early", "late"):
         return value, 0
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and 0 <= value < 1 << 64:
+    if (
+        isinstance(value, (int, np.integer))
+        and not isinstance(value, bool)
+        and 0 <= value < 1 << 64
+    ):
         return "random", int(value)
     raise ValueError(f"{name}: expected 'early', 'late' or a seed of 0 to 2**64 - 1, got {value!r}")
 
