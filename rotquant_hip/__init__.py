@@ -10,6 +10,7 @@ from rotquant_hip._loader import load_extension
 BUILD_INFO = load_extension()
 
 from rotquant_hip import dispatch, fake, fake_moe  # noqa: E402, F401  (register the fakes)
+from rotquant_hip.autograd import fake_quant  # noqa: E402
 from rotquant_hip.modules import (  # noqa: E402
     QuantizedActivation,
     RotQuantLinear,
@@ -62,6 +63,7 @@ __all__ = [
     "__version__",
     "dequant",
     "dispatch",
+    "fake_quant",
     "fused_moe",
     "gemm_a4w4",
     "gemm_configs",

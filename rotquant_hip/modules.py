@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rotquant_hip import autograd
 from rotquant_hip._weights import (
     ROTATION_KINDS,
     PackedModule,
@@ -295,6 +296,8 @@ class RotQuantLinear(PackedModule):
             ValueError: x was quantised for a layer with another rotation.
         """
         if not isinstance(x, QuantizedActivation):
+            if autograd.needed(self, x):
+                return autograd.linear(self, x)
             shared = self._shared_input
             x = self.quantize_input(x) if shared is None else shared(self, x)
         if x.recipe != self.recipe:
