@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rotquant_hip._weights import (
     ROTATION_KINDS,
@@ -480,18 +481,53 @@ def route(
     """Weights float32 and ids int32, both [..., top_k], of the best experts of every token.
 
     Args:
-        router_logits: [..., experts].
-        top_k: how many.
+        router_logits: [..., experts], any floating dtype.
+        top_k: how many, 1 to experts.
         renormalize: divide the weights by their sum.
-        scoring: what makes weights of logits, in float32.
+        scoring: what makes weights of logits: "softmax" over all experts, or "sigmoid" of each.
+
+    The best are those with the largest logits, which both scorings order alike, however close or
+    saturated their scores are; of equal ones the lowest numbered, on every device. Weights descend.
+    They are rounded once, from float64, and sum to 1 even where all scores are tiny.
+
+    An expert at -Inf has weight 0, and so have all where no other is left; several at +Inf share
+    softmax's 1 equally. A NaN among a token's logits makes all its weights NaN; its ids are still
+    top_k different experts. Gradients flow to the logits of the chosen (softmax without
+    renormalize: of all).
+
+    Raises:
+        ValueError: an argument is not one of these.
     """
     check_one_of(scoring, "scoring", ("softmax", "sigmoid"))
-    logits = router_logits.float()
-    scores = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
-    weights, ids = scores.topk(top_k, dim=-1)
-    if renormalize:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return weights, ids.to(torch.int32)
+    if router_logits.dim() == 0 or not router_logits.is_floating_point():
+        raise ValueError(
+            "router_logits: expected [..., experts] of a floating-point dtype, got "
+            f"{tuple(router_logits.shape)} of {router_logits.dtype}"
+        )
+    experts = router_logits.shape[-1]
+    if not 1 <= top_k <= experts:
+        raise ValueError(f"top_k: expected 1 to {experts}, the number of experts, got {top_k}")
+    # NOTE: torch.topk promises no order among equals; NaN sorts first here.
+    ordered, ids = router_logits.sort(dim=-1, descending=True, stable=True)
+    ids = ids[..., :top_k].to(torch.int32)
+    if scoring == "sigmoid" or renormalize:
+        ordered = ordered[..., :top_k]
+    logits = ordered.double()
+    if scoring == "sigmoid" and not renormalize:
+        weights = logits.sigmoid()
+    else:
+        weights = _shares(functional.logsigmoid(logits) if scoring == "sigmoid" else logits)
+    weights = weights[..., :top_k].masked_fill(ordered[..., :1].isnan(), torch.nan)
+    return weights.float(), ids
+
+
+def _shares(logs: Tensor) -> Tensor:
+    """Softmax of descending logs, infinite ones as `route` says."""
+    of_infinite = torch.where(logs == torch.inf, 0.0, -torch.inf)
+    logs = torch.where(logs[..., :1] == torch.inf, of_infinite, logs)
+    largest = logs[..., :1].detach().clamp(min=torch.finfo(logs.dtype).min)  # -Inf less this: -Inf
+    shares = (logs - largest).exp()
+    return shares / shares.sum(-1, keepdim=True).clamp(min=1)  # less than 1 is 0: nothing to share
 
 
 def _separated(rows: Tensor, gate_rows: GateRows) -> Tensor:
