@@ -120,7 +120,9 @@ def _(grad, needs, rows, topk_weights, reverse_sorted, *, scales=None, shared=No
         each = each.expand(-1, topk, -1) if topk_weights is None else each * topk_weights[..., None]
         gradients["rows"] = each.masked_fill(dropped[..., None], 0).to(rows.dtype).view(rows.shape)
     if "topk_weights" in needs:
-        values = rows if scales is None else dequant(rows, scales, dtype=torch.float32)
+        values = rows
+        if scales is not None:
+            values = dequant(rows.flatten(0, -2), scales.flatten(0, -2), dtype=torch.float32)
         # Not a product with 0: rows of dropped routes can hold anything.
         values = values.float().view(tokens, topk, hidden).masked_fill(dropped[..., None], 0)
         sums = (values * grad.float()[:, None]).sum(-1)
@@ -219,9 +221,11 @@ def _(
     h, grad = _rotated(x, rotation, rotation_size, prescale), grad.float()
     d_h, d_weights, d_b1, d_b2 = added(h, weights.flatten(), w1_bias, w2_bias)
     between_needs = [name.removeprefix("inter_") for name in needs if name.startswith("inter_")]
-    d_inter = dict(zip(("rotation", "prescale"), added(inter_rotation, inter_prescale)))
+    d_inter_rotation, d_inter_prescale = added(inter_rotation, inter_prescale)
+    d_inter = {"rotation": d_inter_rotation, "prescale": d_inter_prescale}
 
-    for expert, (begin, end) in enumerate(zip(bounds, bounds[1:])):
+    for expert in range(experts):
+        begin, end = bounds[expert : expert + 2]
         if begin == end:
             continue
         routes = order[begin:end]
@@ -282,8 +286,8 @@ def _(
         ),
         "w1_bias": (d_b1, w1_bias),
         "w2_bias": (d_b2, w2_bias),
-        "inter_rotation": (d_inter["rotation"], inter_rotation),
-        "inter_prescale": (d_inter["prescale"], inter_prescale),
+        "inter_rotation": (d_inter_rotation, inter_rotation),
+        "inter_prescale": (d_inter_prescale, inter_prescale),
         "shared": (grad, shared),
     }
     for name, (gradient, argument) in arguments.items():
@@ -295,7 +299,7 @@ def _(
 @torch.library.register_fake("rotquant_hip::_fused_moe_backward")
 def _(grad, needs, x, w1, w2, topk_weights, topk_ids, **options):
     arguments = {"x": x, "topk_weights": topk_weights, **options}
-    return [torch.empty(arguments[n].shape, dtype=arguments[n].dtype, device=x.device) for n in needs]
+    return [arguments[n].new_empty(arguments[n].shape) for n in needs]
 
 
 # --- layers ---------------------------------------------------------------------------------------
@@ -328,12 +332,13 @@ class _Linear(torch.autograd.Function):
         sizes = {"rows": codes.shape[0], "groups": layer.in_features // GROUP}
         natural = unshuffle_weight(codes), unshuffle_scales(scales, **sizes)
         weight = dequant(*natural, dtype=torch.float32)[: layer.out_features]
+        _, *needed, needs_bias = ctx.needs_input_grad
         arguments = ("x", "rotation", "prescale")
-        needs = [name for name, t in zip(arguments, ctx.needs_input_grad[1:]) if t]
+        needs = [name for name, need in zip(arguments, needed, strict=True) if need]
         d = _rotation_gradients(
             grad.float() @ weight, needs, x, rotation, layer.recipe.rotation_size, prescale
         )
-        if ctx.needs_input_grad[4]:
+        if needs_bias:
             d["bias"] = grad.float().sum_to_size(bias.shape).to(bias.dtype)
         return None, d.get("x"), d.get("rotation"), d.get("prescale"), d.get("bias")
 
