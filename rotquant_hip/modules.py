@@ -271,7 +271,8 @@ class RotQuantLinear(PackedModule):
     def quantize_input(self, x: Tensor) -> QuantizedActivation:
         """Rotate and quantise x [..., K], for this layer and all with the same rotation.
 
-        x: bf16, fp16 or float32. The result goes into ``forward`` in place of x. Layers with
+        x: bf16, fp16 or float32, and not to be differentiated: codes carry no gradient, ``forward``
+        has one. The result goes into ``forward`` in place of x. Layers with
         matrices or prescales of their own must have the same values; ``share_input`` checks that.
         """
         recipe = self.recipe
@@ -291,6 +292,9 @@ class RotQuantLinear(PackedModule):
 
     def forward(self, x: Tensor | QuantizedActivation) -> Tensor:
         """x [..., K], or what ``quantize_input`` made of it, to [..., N] in x's dtype.
+
+        Gradients of x, bias, rotation and prescale, where they require grad, are those of
+        ``rotate(x) @ W.T + bias`` with the dequantised W: straight through the quantiser of x.
 
         Raises:
             ValueError: x was quantised for a layer with another rotation.

@@ -404,6 +404,8 @@ class RotQuantMoE(PackedModule):
 
         Args:
             shared: [..., H], the output of a dense shared expert, added.
+
+        Gradients are straight-through, see ``fused_moe``.
         """
         if topk_ids.dim() != x.dim():  # flattening would make one route per token of flat ids
             raise ValueError(

@@ -9,7 +9,10 @@ wants torch's own dtypes takes a view: ``codes.view(torch.float4_e2m1fn_x2)``,
 
 Every op raises ``RuntimeError`` before anything is written if an argument does not fit; the
 message names the argument, what was expected and what came. No op mutates or aliases its
-arguments, none has a gradient, and all outputs are contiguous.
+arguments, and all outputs are contiguous.
+
+``rotate`` has exact gradients, and ``gemm_a4w4`` one of its bias. Any other argument that requires
+grad is refused where gradients are recorded: codes carry none.
 """
 
 from __future__ import annotations

@@ -391,6 +391,16 @@ def test_linear_with_only_its_own_to_learn():
         assert getattr(layer, name).grad.norm() > 0, name
 
 
+def test_linear_can_be_differentiated_twice():
+    layer = RotQuantLinear.from_linear(nn.Linear(64, 20))
+    x, v = leaves(torch.randn(3, 64), torch.randn(3, 20))
+    (d_x,) = torch.autograd.grad(layer(x), x, v, create_graph=True)
+    u = torch.randn(3, 64)
+    (d_x * u).sum().backward()
+    turned = rotated(u.double(), None, 64)
+    assert_close(v.grad, turned @ dequantised(layer).T, FLOAT32)
+
+
 def test_linear_notices_weights_that_changed_before_the_backward_pass():
     layer = RotQuantLinear.from_linear(nn.Linear(64, 20))
     (x,) = leaves(torch.randn(3, 64))
