@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rotquant_hip.fake import _round_up
+from rotquant_hip._weights import round_up
 from rotquant_hip.ops import (
     GROUP,
     ScaleMode,
@@ -136,17 +136,22 @@ def _(grad, needs, rows, topk_weights, reverse_sorted, *, scales=None, shared=No
 
 
 def _local_experts(
-    topk_ids: Tensor, experts: int, expert_mask: Tensor | None, num_shared_experts: int
+    topk_ids: Tensor,
+    experts: int,
+    expert_mask: Tensor | None,
+    expert_map: Tensor | None,
+    num_shared_experts: int,
 ) -> Tensor:
     """The local expert of every route, -1 where it is dropped; shared experts' routes come last."""
-    routed, ids = experts - num_shared_experts, topk_ids.long()
+    routed, local = experts - num_shared_experts, topk_ids.long()
     if expert_mask is not None:
         here = expert_mask.ne(0)
-        table = torch.where(here, here.cumsum(0) - 1, -1)
-        inside = (ids >= 0) & (ids < len(table))
-        ids = torch.where(inside, table[torch.where(inside, ids, 0)], -1)
-    local = torch.where((ids >= 0) & (ids < routed), ids, -1)
-    shared = torch.arange(routed, experts, device=ids.device).expand(len(ids), -1)
+        expert_map = torch.where(here, here.cumsum(0) - 1, -1)
+    if expert_map is not None:
+        inside = (local >= 0) & (local < len(expert_map))
+        local = torch.where(inside, expert_map[torch.where(inside, local, 0)].long(), -1)
+    local = torch.where((local >= 0) & (local < routed), local, -1)
+    shared = torch.arange(routed, experts, device=local.device).expand(len(local), -1)
     return torch.cat((local, shared), 1)
 
 
@@ -156,19 +161,30 @@ def _natural_scales(scales: Tensor, experts: int, rows: int, k: int, gate_mode: 
     total, sizes = experts * rows, {"groups": k // GROUP, "gate_mode": gate_mode}
     if gate_mode == "interleave":
         return unshuffle_scales(lines[:total].view(experts, rows, -1), rows=rows, **sizes)
-    lines = functional.pad(lines, (0, 0, 0, _round_up(total, 256) - len(lines)))
+    lines = functional.pad(lines, (0, 0, 0, round_up(total, 256) - len(lines)))
     return unshuffle_scales(lines, rows=total, **sizes).view(experts, rows, -1)
 
 
-def _gate(gate: Tensor, activation: str, alpha: float) -> tuple[Tensor, Tensor]:
-    """What `up` is multiplied by, and its derivative."""
+def _activate(
+    gate_and_up: Tensor, activation: str, limit: float | None, alpha: float
+) -> tuple[Tensor, Tensor]:
+    """The activated values [..., I], and their derivatives by gate and by up, [..., 2I]."""
+    gate, up = gate_and_up.chunk(2, -1)
+    if limit is not None:
+        clipped = torch.cat((gate > limit, up.abs() > limit), -1)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     if activation.startswith("gelu"):
         approximate = "tanh" if activation == "gelu_tanh" else "none"
+        opened = functional.gelu(gate, approximate=approximate)
         slope = torch.ops.aten.gelu_backward(torch.ones_like(gate), gate, approximate=approximate)
-        return functional.gelu(gate, approximate=approximate), slope
-    alpha = alpha if activation == "swiglu" else 1.0
-    open_ = torch.sigmoid(alpha * gate)
-    return gate * open_, open_ * (1 + alpha * gate * (1 - open_))
+    else:
+        alpha = alpha if activation == "swiglu" else 1.0
+        share = torch.sigmoid(alpha * gate)
+        opened, slope = gate * share, share * (1 + alpha * gate * (1 - share))
+    if activation == "swiglu":
+        up = up + 1
+    slopes = torch.cat((up * slope, opened), -1)
+    return opened * up, slopes if limit is None else slopes.masked_fill(clipped, 0)
 
 
 @_gradient_of("fused_moe", "CompositeExplicitAutograd")
@@ -195,19 +211,23 @@ def _(
     inter_rotation=None,
     inter_rotation_size=0,
     inter_prescale=None,
+    scale_mode="round_up",
     expert_mask=None,
+    expert_map=None,
     apply_weight_on_input=False,
     num_shared_experts=0,
     shared_weight=1.0,
     shared=None,
-    **options,
+    deterministic=False,
+    fp4_intermediate=False,
+    out_dtype=None,
 ):
     """Expert by expert, so that one expert's weights and rows are all that is there in float32.
 
     NOTE: reads back how many routes an expert has, so that it cannot be captured in a graph.
     """
     experts, inter, hidden = w1.shape[0], w1.shape[1] // 2, x.shape[1]
-    local = _local_experts(topk_ids, experts, expert_mask, num_shared_experts)
+    local = _local_experts(topk_ids, experts, expert_mask, expert_map, num_shared_experts)
     topk = local.shape[1]
     weights = functional.pad(topk_weights.float(), (0, num_shared_experts), value=shared_weight)
     ordered, order = local.flatten().sort(stable=True)
@@ -238,14 +258,7 @@ def _(
         gate_and_up = product * weight if apply_weight_on_input else product
         if w1_bias is not None:
             gate_and_up = gate_and_up + w1_bias[expert].float()
-        gate, up = gate_and_up.chunk(2, -1)
-        passes = None
-        if limit is not None:
-            passes = torch.cat((gate <= limit, up.abs() <= limit), -1)
-            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        opened, slope = _gate(gate, activation, alpha)
-        up = up + 1 if activation == "swiglu" else up
-        activated = opened * up
+        activated, slopes = _activate(gate_and_up, activation, limit, alpha)
 
         d_row = grad[tokens]
         d_between = d_row @ second
@@ -268,9 +281,7 @@ def _(
         )
         for name in between_needs:
             d_inter[name] += d[name]
-        d_first = torch.cat((d["x"] * up * slope, d["x"] * opened), -1)
-        if passes is not None:
-            d_first = d_first.where(passes, 0)
+        d_first = d["x"].repeat(1, 2) * slopes
         if w1_bias is not None:
             d_b1[expert] = d_first.sum(0)
         if apply_weight_on_input:
