@@ -29,6 +29,7 @@ TORCH_LIBRARY(rotquant_hip, m) {
       "dequant(Tensor codes, Tensor scales, *, ScalarType dtype=bfloat16, bool "
       "shuffled_scales=False) -> Tensor",
       tags);
+  m.def("fake_quant(Tensor x, *, str scale_mode='round_up') -> Tensor", tags);
   m.def("shuffle_scales(Tensor scales, *, str gate_mode='separated') -> Tensor", tags);
   m.def(
       "unshuffle_scales(Tensor scales, *, SymInt rows, SymInt groups, str gate_mode='separated') "
@@ -39,6 +40,13 @@ TORCH_LIBRARY(rotquant_hip, m) {
   m.def(
       "gemm_a4w4(Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias=None, *, "
       "SymInt? n=None, ScalarType out_dtype=bfloat16, int config=-1) -> Tensor",
+      tags);
+  // What a layer does where gradients are recorded, in one op, which has one.
+  m.def(
+      "_linear_a4w4(Tensor x, Tensor weight_codes, Tensor weight_scales, Tensor? bias=None, "
+      "Tensor? "
+      "rotation=None, *, int rotation_size, Tensor? prescale=None, str scale_mode='round_up', "
+      "SymInt n) -> Tensor",
       tags);
   m.def("_gemm_configs() -> str[]");
   m.def(

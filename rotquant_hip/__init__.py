@@ -9,8 +9,7 @@ from rotquant_hip._loader import load_extension
 
 BUILD_INFO = load_extension()
 
-from rotquant_hip import dispatch, fake, fake_moe  # noqa: E402, F401  (register the fakes)
-from rotquant_hip.autograd import fake_quant  # noqa: E402
+from rotquant_hip import autograd, dispatch, fake, fake_moe  # noqa: E402, F401  (register the fakes)
 from rotquant_hip.modules import (  # noqa: E402
     QuantizedActivation,
     RotQuantLinear,
@@ -38,6 +37,7 @@ from rotquant_hip.ops import (  # noqa: E402
     ROTATION_SIZES,
     SCALE_MODES,
     dequant,
+    fake_quant,
     gemm_a4w4,
     gemm_configs,
     quant,

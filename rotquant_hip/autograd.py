@@ -18,10 +18,11 @@ from torch.nn import functional
 from rotquant_hip._weights import round_up
 from rotquant_hip.ops import (
     GROUP,
-    ScaleMode,
     dequant,
+    gemm_a4w4,
     quant,
     rotate,
+    rotate_quant,
     unshuffle_scales,
     unshuffle_weight,
 )
@@ -42,8 +43,18 @@ def _gradient_of(op: str, key: str = "CompositeImplicitAutograd") -> Callable[[C
             gradients = formula(grad, needs, *args, **options)
             return [gradients[name] for name in needs]
 
-        _library.impl(f"_{op}_backward", kernel, key)
+        _library.impl(f"_{op.removeprefix('_')}_backward", kernel, key)
         return formula
+
+    return register
+
+
+def _implements(op: str) -> Callable[[Callable], Callable]:
+    """Makes a function the op's kernel on every device."""
+
+    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        _library.impl(op, function, "CompositeExplicitAutograd")
+        return function
 
     return register
 
@@ -130,6 +141,21 @@ def _(grad, needs, rows, topk_weights, reverse_sorted, *, scales=None, shared=No
     if "shared" in needs:
         gradients["shared"] = grad.to(shared.dtype)
     return gradients
+
+
+@_implements("fake_quant")
+def _(x, *, scale_mode="round_up"):
+    return dequant(*quant(x, scale_mode=scale_mode), dtype=x.dtype)
+
+
+@torch.library.register_fake("rotquant_hip::fake_quant")
+def _(x, *, scale_mode="round_up"):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@_gradient_of("fake_quant")
+def _(grad, needs, x, *, scale_mode="round_up"):
+    return {"x": grad}
 
 
 # --- mixture of experts ---------------------------------------------------------------------------
@@ -328,55 +354,69 @@ def needed(layer: RotQuantLinear, x: Tensor) -> bool:
     )
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, layer, x, rotation, prescale, bias):
-        ctx.layer = layer
-        packed = layer.weight_codes, layer.weight_scales
-        ctx.save_for_backward(x, rotation, prescale, bias, *packed)
-        return layer(x)  # nothing is recorded in here, so this comes to the kernels
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, rotation, prescale, bias, codes, scales = ctx.saved_tensors
-        layer = ctx.layer
-        sizes = {"rows": codes.shape[0], "groups": layer.in_features // GROUP}
-        natural = unshuffle_weight(codes), unshuffle_scales(scales, **sizes)
-        weight = dequant(*natural, dtype=torch.float32)[: layer.out_features]
-        _, *needed, needs_bias = ctx.needs_input_grad
-        arguments = ("x", "rotation", "prescale")
-        needs = [name for name, need in zip(arguments, needed, strict=True) if need]
-        d = _rotation_gradients(
-            grad.float() @ weight, needs, x, rotation, layer.recipe.rotation_size, prescale
+@_implements("_linear_a4w4")
+def _(
+    x,
+    weight_codes,
+    weight_scales,
+    bias=None,
+    rotation=None,
+    *,
+    rotation_size,
+    prescale=None,
+    scale_mode="round_up",
+    n,
+):
+    options = {"scale_mode": scale_mode, "shuffle_scales": True}
+    if rotation is None and rotation_size == 0:
+        codes, scales = quant(x if prescale is None else x * prescale, **options)
+    else:
+        codes, scales = rotate_quant(
+            x, rotation, rotation_size=rotation_size, prescale=prescale, **options
         )
-        if needs_bias:
-            d["bias"] = grad.float().sum_to_size(bias.shape).to(bias.dtype)
-        return None, d.get("x"), d.get("rotation"), d.get("prescale"), d.get("bias")
+    return gemm_a4w4(codes, weight_codes, scales, weight_scales, bias, n=n, out_dtype=x.dtype)
+
+
+@torch.library.register_fake("rotquant_hip::_linear_a4w4")
+def _(x, weight_codes, weight_scales, bias=None, rotation=None, *, n, **options):
+    return torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+
+
+@_gradient_of("_linear_a4w4")
+def _(
+    grad,
+    needs,
+    x,
+    weight_codes,
+    weight_scales,
+    bias=None,
+    rotation=None,
+    *,
+    rotation_size,
+    prescale=None,
+    scale_mode="round_up",
+    n,
+):
+    grad = grad.float()
+    sizes = {"rows": weight_codes.shape[0], "groups": x.shape[-1] // GROUP}
+    natural = unshuffle_weight(weight_codes), unshuffle_scales(weight_scales, **sizes)
+    weight = dequant(*natural, dtype=torch.float32)[:n]
+    gradients = _rotation_gradients(grad @ weight, needs, x, rotation, rotation_size, prescale)
+    if "bias" in needs:
+        gradients["bias"] = grad.sum_to_size(bias.shape).to(bias.dtype)
+    return gradients
 
 
 def linear(layer: RotQuantLinear, x: Tensor) -> Tensor:
     """``layer(x)`` with a straight-through gradient."""
-    return _Linear.apply(layer, x, layer.rotation, layer.prescale, layer.bias)
-
-
-class _FakeQuant(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, scale_mode):
-        return dequant(*quant(x, scale_mode=scale_mode), dtype=x.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def fake_quant(x: Tensor, *, scale_mode: ScaleMode = "round_up") -> Tensor:
-    """The values that ``quant`` leaves of x, [..., K], in its dtype, with the gradient of x itself.
-
-    ``fake_quant(rotate(x, R))`` is what a layer multiplies, and is differentiable in x and R:
-    for calibration. A group with a NaN or Inf becomes NaN.
-
-    Args:
-        x: bf16, fp16 or float32, K % 32 == 0.
-        scale_mode: as in ``quant``.
-    """
-    return _FakeQuant.apply(x, scale_mode)
+    return torch.ops.rotquant_hip._linear_a4w4(
+        x,
+        layer.weight_codes,
+        layer.weight_scales,
+        layer.bias,
+        layer.rotation,
+        rotation_size=layer.recipe.rotation_size,
+        prescale=layer.prescale,
+        scale_mode=layer.recipe.scale_mode,
+        n=layer.out_features,
+    )

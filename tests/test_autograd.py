@@ -31,7 +31,9 @@ FLOAT32, BF16 = 2e-5, 2**-9 + 2e-5
 MOE = "w1_bias w2_bias rotation prescale inter_rotation inter_prescale shared"
 DIFFERENTIABLE = {
     "rotate": "x rotation prescale",
+    "fake_quant": "x",
     "gemm_a4w4": "bias",
+    "_linear_a4w4": "x bias rotation prescale",
     "moe_gemm2": "bias",
     "moe_reduce": "rows topk_weights shared",
     "fused_moe": f"x topk_weights {MOE}",
@@ -136,7 +138,12 @@ def _differentiable_calls() -> dict[str, tuple[tuple, dict[str, Any]]]:
     codes = torch.randint(0, 256, (5, 48), dtype=torch.uint8)
     return {
         "rotate": ((torch.randn(5, 64), torch.randn(2, 32, 32)), {"prescale": torch.rand(64)}),
+        "fake_quant": ((torch.randn(5, 64),), {}),
         "gemm_a4w4": ((codes, *gemm[1][1:], torch.randn(30)), gemm[2]),
+        "_linear_a4w4": (
+            (torch.randn(2, 5, 96), *gemm[1][1::2], torch.randn(30), torch.randn(3, 32, 32)),
+            {"rotation_size": 32, "prescale": torch.rand(96), "n": 30},
+        ),
         "moe_gemm2": gemm2,
         "moe_reduce": (reduce[0], reduce[1] | {"shared": torch.randn(2, 256)}),
         "fused_moe": c.arguments(),
@@ -627,6 +634,17 @@ def test_compile_a_training_step(backend):
             assert_close(mine, expected.double(), FLOAT32)
         with torch.no_grad():
             assert not compiled(x).requires_grad
+
+
+# HF's models are exported as they are: embeddings that require grad, and grad mode on.
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_a_model_that_trains(strict):
+    model = nn.Sequential(nn.Linear(64, 64), Model())
+    x = torch.randn(5, 64)
+    program = torch.export.export(model, (x,), strict=strict).run_decompositions()
+    with torch.no_grad():
+        assert torch.equal(program.module()(x), model(x))
+    assert torch.equal(program.module()(x), model(x))
 
 
 @pytest.mark.parametrize("op", DIFFERENTIABLE)

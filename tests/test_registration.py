@@ -27,6 +27,7 @@ NAMES = (
     "rotate",
     "rotate_quant",
     "dequant",
+    "fake_quant",
     "shuffle_scales",
     "unshuffle_scales",
     "shuffle_weight",
@@ -97,6 +98,7 @@ ARGUMENTS: dict[str, tuple[str, tuple, dict[str, Any]]] = {
         (u8(2, 5, 48), u8(256, 8)),
         {"dtype": torch.float32, "shuffled_scales": True},
     ),
+    "fake_quant": ("fake_quant", (torch.randn(64, 5).t(),), {"scale_mode": "even"}),
     "shuffle_scales": ("shuffle_scales", (u8(5, 3),), {}),
     "shuffle_scales of experts": ("shuffle_scales", (u8(3, 96, 8),), {}),
     "shuffle_scales interleaved": (

@@ -124,27 +124,13 @@ void count_writes(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
 }  // namespace
 
 TORCH_LIBRARY_IMPL(rotquant_hip, Autograd, m) {
-  for (const char* op : {"quant",
-                         "rotate",
-                         "rotate_quant",
-                         "dequant",
-                         "shuffle_scales",
-                         "unshuffle_scales",
-                         "shuffle_weight",
-                         "unshuffle_weight",
-                         "gemm_a4w4",
-                         "moe_sort",
-                         "moe_sort_zero_",
-                         "moe_rotate_quant",
-                         "moe_sort_scales",
-                         "moe_gemm1",
-                         "moe_gemm2",
-                         "moe_gemm2_mxfp4",
-                         "moe_gemm2_atomic_",
-                         "moe_reduce",
-                         "fused_moe",
-                         "_fused_moe",
-                         "_fused_moe_backward"})
+  for (const char* op :
+       {"quant",          "rotate",           "rotate_quant",       "dequant",
+        "shuffle_scales", "unshuffle_scales", "shuffle_weight",     "unshuffle_weight",
+        "fake_quant",     "gemm_a4w4",        "_linear_a4w4",       "moe_sort",
+        "moe_sort_zero_", "moe_rotate_quant", "moe_sort_scales",    "moe_gemm1",
+        "moe_gemm2",      "moe_gemm2_mxfp4",  "moe_gemm2_atomic_",  "moe_reduce",
+        "fused_moe",      "_fused_moe",       "_fused_moe_backward"})
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&autograd>());
 }
 

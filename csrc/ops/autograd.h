@@ -2,6 +2,8 @@
 // Which ops have a gradient, and for which arguments. The gradient is an op of its own,
 // `_<op>_backward(Tensor grad, str[] needs, <the op's arguments>) -> Tensor[]`: one for each
 // argument named in `needs`. rotquant_hip/autograd.py implements them.
+// The layers call ops with a gradient and not torch.autograd.Function, which an exported program
+// would lack.
 #pragma once
 
 #include <set>
@@ -16,7 +18,9 @@ struct Differentiable {
 
 inline const Differentiable kDifferentiable[] = {
     {"rotate", {"x", "rotation", "prescale"}},
+    {"fake_quant", {"x"}},
     {"gemm_a4w4", {"bias"}},
+    {"_linear_a4w4", {"x", "bias", "rotation", "prescale"}},
     {"moe_gemm2", {"bias"}},
     {"moe_reduce", {"rows", "topk_weights", "shared"}},
     {"fused_moe",
@@ -24,6 +28,8 @@ inline const Differentiable kDifferentiable[] = {
       "inter_prescale", "shared"}},
 };
 
-inline std::string backward_of(const std::string& op) { return "_" + op + "_backward"; }
+inline std::string backward_of(const std::string& op) {
+  return (op[0] == '_' ? "" : "_") + op + "_backward";
+}
 
 }  // namespace rotquant::ops
