@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Every schema of torch.ops.rotquant_hip. The implementations register next to their code in ops/,
 // the fake kernels in rotquant_hip/fake.py and fake_moe.py. An op mutates only what its schema
-// marks, none aliases an argument or has a gradient. `_C` itself is an empty module: importing it
-// runs the registrations.
+// marks and none aliases an argument. ops/autograd.h says which have a gradient. `_C` itself is an
+// empty module: importing it runs the registrations.
 #include <Python.h>
 #include <torch/library.h>
 
 #include "core/arch_list.h"
+#include "ops/autograd.h"
 
 TORCH_LIBRARY(rotquant_hip, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
@@ -28,6 +29,7 @@ TORCH_LIBRARY(rotquant_hip, m) {
       "dequant(Tensor codes, Tensor scales, *, ScalarType dtype=bfloat16, bool "
       "shuffled_scales=False) -> Tensor",
       tags);
+  m.def("fake_quant(Tensor x, *, str scale_mode='round_up') -> Tensor", tags);
   m.def("shuffle_scales(Tensor scales, *, str gate_mode='separated') -> Tensor", tags);
   m.def(
       "unshuffle_scales(Tensor scales, *, SymInt rows, SymInt groups, str gate_mode='separated') "
@@ -38,6 +40,13 @@ TORCH_LIBRARY(rotquant_hip, m) {
   m.def(
       "gemm_a4w4(Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias=None, *, "
       "SymInt? n=None, ScalarType out_dtype=bfloat16, int config=-1) -> Tensor",
+      tags);
+  // What a layer does where gradients are recorded, in one op, which has one.
+  m.def(
+      "_linear_a4w4(Tensor x, Tensor weight_codes, Tensor weight_scales, Tensor? bias=None, "
+      "Tensor? "
+      "rotation=None, *, int rotation_size, Tensor? prescale=None, str scale_mode='round_up', "
+      "SymInt n) -> Tensor",
       tags);
   m.def("_gemm_configs() -> str[]");
   m.def(
@@ -113,6 +122,18 @@ TORCH_LIBRARY(rotquant_hip, m) {
       "shared_weight=1.0, Tensor? shared=None, ScalarType? out_dtype=None, str pipeline, int "
       "block_m, int gemm1_config=-1, int gemm2_config=-1) -> Tensor",
       tags);
+  for (const rotquant::ops::Differentiable& each : rotquant::ops::kDifferentiable) {
+    const std::string op = each.op;
+    const auto schema = c10::Dispatcher::singleton()
+                            .findSchemaOrThrow(("rotquant_hip::" + op).c_str(), "")
+                            .schema();
+    std::vector<c10::Argument> arguments{{"grad"}, {"needs", c10::ListType::ofStrings()}};
+    const auto& its = schema.arguments();
+    arguments.insert(arguments.end(), its.begin(), its.end());
+    m.def(c10::FunctionSchema(rotquant::ops::backward_of(op), "", std::move(arguments),
+                              {{"", c10::ListType::ofTensors()}}),
+          tags);
+  }
   m.def("_moe_gemm1_configs() -> str[]");
   m.def("_moe_gemm2_configs() -> str[]");
   // Raises where `running` is not in the list `compiled`; what every launch asks first.

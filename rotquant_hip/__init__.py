@@ -14,7 +14,7 @@ from rotquant_hip._loader import load_extension  # noqa: E402
 
 BUILD_INFO = load_extension()
 
-from rotquant_hip import dispatch, fake, fake_moe  # noqa: E402, F401  (register the fakes)
+from rotquant_hip import autograd, dispatch, fake, fake_moe  # noqa: E402, F401  (register the fakes)
 from rotquant_hip.modules import QuantizedActivation, RotQuantLinear  # noqa: E402
 from rotquant_hip.moe import (  # noqa: E402
     MoeSorting,
@@ -38,6 +38,7 @@ from rotquant_hip.ops import (  # noqa: E402
     ROTATION_SIZES,
     SCALE_MODES,
     dequant,
+    fake_quant,
     gemm_a4w4,
     gemm_configs,
     quant,
@@ -63,6 +64,7 @@ __all__ = [
     "__version__",
     "dequant",
     "dispatch",
+    "fake_quant",
     "fused_moe",
     "gemm_a4w4",
     "gemm_configs",

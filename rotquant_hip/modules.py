@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rotquant_hip import autograd
 from rotquant_hip._weights import (
     ROTATION_KINDS,
     PackedModule,
@@ -294,21 +295,25 @@ class RotQuantLinear(PackedModule):
         super()._load_from_state_dict(*args)
         self._note_input_values()
 
+    def _check_width(self, x: Tensor) -> None:
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"x: expected last dimension in_features {self.in_features}, "
+                f"got shape {list(x.shape)}"
+            )
+
     def quantize_input(self, x: Tensor) -> QuantizedActivation:
         """Rotate and quantise x [..., K], for this layer and all with the same rotation.
 
-        x: bf16, fp16 or float32. The result goes into ``forward`` in place of x, of every layer
+        x: bf16, fp16 or float32, and not to be differentiated: codes carry no gradient, ``forward``
+        has one. The result goes into ``forward`` in place of x, of every layer
         whose rotation, matrix and prescale have the same values. A change of those buffers by hand
         is noticed unless it goes through ``.data``, which torch does not count, or is compiled.
 
         Raises:
             ValueError: the last dimension of x is not K.
         """
-        if x.dim() == 0 or x.shape[-1] != self.in_features:
-            raise ValueError(
-                f"x: expected last dimension in_features {self.in_features}, "
-                f"got shape {list(x.shape)}"
-            )
+        self._check_width(x)
         if not torch.compiler.is_compiling() and self._input_versions() != self._noted:
             self._note_input_values()
         recipe = self.recipe
@@ -329,11 +334,17 @@ class RotQuantLinear(PackedModule):
     def forward(self, x: Tensor | QuantizedActivation) -> Tensor:
         """x [..., K], or what ``quantize_input`` made of it, to [..., N] in x's dtype.
 
+        Gradients of x, bias, rotation and prescale, where they require grad, are those of
+        ``rotate(x) @ W.T + bias`` with the dequantised W: straight through the quantiser of x.
+
         Raises:
             ValueError: the last dimension of x is not K, or x was quantised for a layer with
                 another rotation, matrix or prescale.
         """
         if not isinstance(x, QuantizedActivation):
+            self._check_width(x)
+            if autograd.needed(self, x):
+                return autograd.linear(self, x)
             x = self.quantize_input(x)
         elif x.recipe != self.recipe:
             raise ValueError(f"x: expected an input quantised as {self.recipe}, got {x.recipe}")

@@ -9,6 +9,9 @@ are multiples of 32, topk <= 16, M < 2^24, no more than 1024 experts.
 Codes, scales and errors are as in ``ops``. Dropped routes, which are ids that are negative, name
 no expert, or name one that ``expert_mask`` gives to another rank, contribute nothing; a token that
 has no other comes out as zero.
+
+``moe_reduce`` has exact gradients, ``moe_gemm2`` one of its bias, ``fused_moe`` straight-through
+ones. Any other argument that requires grad is refused where gradients are recorded.
 """
 
 from __future__ import annotations
@@ -472,6 +475,10 @@ def fused_moe(
     Returns:
         [M, H] in ``out_dtype``. A token whose row in x holds a NaN or Inf comes out as NaN; no
         other is touched.
+
+    Gradients of x, topk_weights, biases, rotations, prescales and shared are those of the formula
+    with x and the intermediate not quantised and w1 and w2 dequantised. They are computed in
+    float32, expert by expert; that reads back how many routes each has.
     """
     return _ops.fused_moe(
         x,

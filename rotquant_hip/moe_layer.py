@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rotquant_hip._weights import (
     ROTATION_KINDS,
@@ -98,7 +99,8 @@ class RotQuantMoE(PackedModule):
         num_shared_experts: that every token goes to besides its own.
         shared_weight: of those routes.
         apply_weight_on_input: see ``fused_moe``.
-        all_experts: routed experts of all ranks, which makes room for an ``expert_mask``.
+        all_experts: routed experts of all ranks, which makes room for an ``expert_mask``, or with
+        expert_map: for an ``expert_map``.
         deterministic: see ``fused_moe``.
         fp4_intermediate: see ``fused_moe``.
         device: where the buffers are; "meta" works.
@@ -109,7 +111,7 @@ class RotQuantMoE(PackedModule):
         w1_bias: float32 [E, 2I], gate rows first, and w2_bias: float32 [E, H], or None.
         rotation, inter_rotation: bf16 matrices, or None.
         prescale, inter_prescale: float32, or None.
-        expert_mask: int32 [all_experts], or None.
+        expert_mask, expert_map: int32 [all_experts], one of them or none.
     """
 
     _old_format_key = "moe_format"
@@ -125,6 +127,7 @@ class RotQuantMoE(PackedModule):
     inter_rotation: Tensor | None
     inter_prescale: Tensor | None
     expert_mask: Tensor | None
+    expert_map: Tensor | None
 
     def __init__(
         self,
@@ -148,6 +151,7 @@ class RotQuantMoE(PackedModule):
         shared_weight: float = 1.0,
         apply_weight_on_input: bool = False,
         all_experts: int | None = None,
+        expert_map: bool = False,
         deterministic: bool = False,
         fp4_intermediate: bool = False,
         device: torch.device | str | None = None,
@@ -207,7 +211,9 @@ class RotQuantMoE(PackedModule):
         buffer("prescale", prescale, torch.float32, hidden)
         matrices("inter_rotation", inter_rotation, self.inter_rotation_size, inter)
         buffer("inter_prescale", inter_prescale, torch.float32, inter)
-        buffer("expert_mask", all_experts is not None, torch.int32, all_experts or 0)
+        owned = all_experts is not None
+        buffer("expert_mask", owned and not expert_map, torch.int32, all_experts or 0)
+        buffer("expert_map", owned and expert_map, torch.int32, all_experts or 0)
 
     @classmethod
     @torch.no_grad()
@@ -226,6 +232,7 @@ class RotQuantMoE(PackedModule):
         inter_rotation_size: int = 64,
         inter_prescale: Tensor | None = None,
         expert_mask: Tensor | None = None,
+        expert_map: Tensor | None = None,
         weight_scale_mode: ScaleMode = "mse",
         **options: Any,
     ) -> RotQuantMoE:
@@ -244,7 +251,8 @@ class RotQuantMoE(PackedModule):
             inter_rotation: the same of the intermediate, RS up to 128, with w2.
             inter_rotation_size: see there.
             inter_prescale: [I].
-            expert_mask: [routed experts of all ranks], see ``fused_moe``.
+            expert_mask: [routed experts of all ranks], or in its place
+            expert_map: see ``fused_moe``.
             weight_scale_mode: of the weights.
             options: of the constructor.
 
@@ -273,7 +281,7 @@ class RotQuantMoE(PackedModule):
             w2.shape[-1],
             rotated,
             inter_rotated,
-            expert_mask,
+            (expert_mask, expert_map),
             (w1_bias, w2_bias, gate_rows),
             options,
         )
@@ -310,6 +318,7 @@ class RotQuantMoE(PackedModule):
         inter_rotation_size: int = 64,
         inter_prescale: Tensor | None = None,
         expert_mask: Tensor | None = None,
+        expert_map: Tensor | None = None,
         **options: Any,
     ) -> RotQuantMoE:
         """A layer from weights that are rotated and quantised already, as in a checkpoint.
@@ -358,7 +367,7 @@ class RotQuantMoE(PackedModule):
                 w1.device,
                 quantised=True,
             ),
-            expert_mask,
+            (expert_mask, expert_map),
             (w1_bias, w2_bias, gate_rows),
             options,
         )
@@ -378,7 +387,7 @@ class RotQuantMoE(PackedModule):
         inter: int,
         x: _Rotated,
         between: _Rotated,
-        expert_mask: Tensor | None,
+        owned: tuple[Tensor | None, Tensor | None],
         biases: tuple[Tensor | None, Tensor | None, GateRows],
         options: dict[str, Any],
     ) -> RotQuantMoE:
@@ -399,7 +408,12 @@ class RotQuantMoE(PackedModule):
         w1_bias = bias_of(w1_bias, "w1_bias", (experts, 2 * inter), device)
         w2_bias = bias_of(w2_bias, "w2_bias", (experts, hidden), device)
         local = experts - options.get("num_shared_experts", 0)
-        mask = None if expert_mask is None else _mask_of(expert_mask, local, device)
+        mask, expert_map = owned
+        if mask is not None and expert_map is not None:
+            raise ValueError("expert_map: expected None beside an expert_mask, got a tensor")
+        mask = None if mask is None else _mask_of(mask, local, device)
+        expert_map = None if expert_map is None else _map_of(expert_map, local, device)
+        everywhere = next((t.numel() for t in (mask, expert_map) if t is not None), None)
         layer = cls(
             experts,
             hidden,
@@ -411,13 +425,14 @@ class RotQuantMoE(PackedModule):
             inter_rotation=between.kind,
             inter_rotation_size=between.size,
             inter_prescale=between.prescale is not None,
-            all_experts=None if mask is None else mask.numel(),
+            all_experts=everywhere,
+            expert_map=expert_map is not None,
             device=device,
             **options,
         )
         layer.rotation, layer.prescale = x.matrix, x.prescale
         layer.inter_rotation, layer.inter_prescale = between.matrix, between.prescale
-        layer.expert_mask = mask
+        layer.expert_mask, layer.expert_map = mask, expert_map
         if w1_bias is not None:
             layer.w1_bias, layer.w2_bias = (
                 _separated(w1_bias.mT, gate_rows).mT.contiguous(),
@@ -444,6 +459,8 @@ class RotQuantMoE(PackedModule):
 
         Args:
             shared: [..., H], the output of a dense shared expert, added.
+
+        Gradients are straight-through, see ``fused_moe``.
 
         Raises:
             ValueError: the last dimension of x is not H, or leading dimensions differ.
@@ -485,6 +502,7 @@ class RotQuantMoE(PackedModule):
             inter_prescale=self.inter_prescale,
             scale_mode=self.scale_mode,
             expert_mask=self.expert_mask,
+            expert_map=self.expert_map,
             apply_weight_on_input=self.apply_weight_on_input,
             num_shared_experts=self.num_shared_experts,
             shared_weight=self.shared_weight,
@@ -529,7 +547,10 @@ class RotQuantMoE(PackedModule):
             "num_shared_experts": self.num_shared_experts,
             "shared_weight": float(self.shared_weight),
             "apply_weight_on_input": bool(self.apply_weight_on_input),
-            "all_experts": None if self.expert_mask is None else self.expert_mask.numel(),
+            "all_experts": next(
+                (t.numel() for t in (self.expert_mask, self.expert_map) if t is not None), None
+            ),
+            "expert_map": self.expert_map is not None,
         }
 
     @staticmethod
@@ -566,18 +587,53 @@ def route(
     """Weights float32 and ids int32, both [..., top_k], of the best experts of every token.
 
     Args:
-        router_logits: [..., experts].
-        top_k: how many.
+        router_logits: [..., experts], any floating dtype.
+        top_k: how many, 1 to experts.
         renormalize: divide the weights by their sum.
-        scoring: what makes weights of logits, in float32.
+        scoring: what makes weights of logits: "softmax" over all experts, or "sigmoid" of each.
+
+    The best are those with the largest logits, which both scorings order alike, however close or
+    saturated their scores are; of equal ones the lowest numbered, on every device. Weights descend.
+    They are rounded once, from float64, and sum to 1 even where all scores are tiny.
+
+    An expert at -Inf has weight 0, and so have all where no other is left; several at +Inf share
+    softmax's 1 equally. A NaN among a token's logits makes all its weights NaN; its ids are still
+    top_k different experts. Gradients flow to the logits of the chosen (softmax without
+    renormalize: of all).
+
+    Raises:
+        ValueError: an argument is not one of these.
     """
     check_one_of(scoring, "scoring", ("softmax", "sigmoid"))
-    logits = router_logits.float()
-    scores = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
-    weights, ids = scores.topk(top_k, dim=-1)
-    if renormalize:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return weights, ids.to(torch.int32)
+    if router_logits.dim() == 0 or not router_logits.is_floating_point():
+        raise ValueError(
+            "router_logits: expected [..., experts] of a floating-point dtype, got "
+            f"{tuple(router_logits.shape)} of {router_logits.dtype}"
+        )
+    experts = router_logits.shape[-1]
+    if not 1 <= top_k <= experts:
+        raise ValueError(f"top_k: expected 1 to {experts}, the number of experts, got {top_k}")
+    # NOTE: torch.topk promises no order among equals; NaN sorts first here.
+    ordered, ids = router_logits.sort(dim=-1, descending=True, stable=True)
+    ids = ids[..., :top_k].to(torch.int32)
+    if scoring == "sigmoid" or renormalize:
+        ordered = ordered[..., :top_k]
+    logits = ordered.double()
+    if scoring == "sigmoid" and not renormalize:
+        weights = logits.sigmoid()
+    else:
+        weights = _shares(functional.logsigmoid(logits) if scoring == "sigmoid" else logits)
+    weights = weights[..., :top_k].masked_fill(ordered[..., :1].isnan(), torch.nan)
+    return weights.float(), ids
+
+
+def _shares(logs: Tensor) -> Tensor:
+    """Softmax of descending logs, infinite ones as `route` says."""
+    of_infinite = torch.where(logs == torch.inf, 0.0, -torch.inf)
+    logs = torch.where(logs[..., :1] == torch.inf, of_infinite, logs)
+    largest = logs[..., :1].detach().clamp(min=torch.finfo(logs.dtype).min)  # -Inf less this: -Inf
+    shares = (logs - largest).exp()
+    return shares / shares.sum(-1, keepdim=True).clamp(min=1)  # less than 1 is 0: nothing to share
 
 
 def _mask_of(mask: Tensor, local: int, device: torch.device) -> Tensor:
@@ -599,6 +655,22 @@ def _mask_of(mask: Tensor, local: int, device: torch.device) -> Tensor:
                 f"expert_mask: expected {local} ones, the routed experts of w1, got {found}"
             )
     return mask.to(device, torch.int32, copy=True)
+
+
+def _map_of(expert_map: Tensor, local: int, device: torch.device) -> Tensor:
+    """int32 local numbers, -1 for the experts of other ranks."""
+    check_tensor(expert_map, "expert_map")
+    if expert_map.dtype not in (torch.int32, torch.int64) or expert_map.dim() != 1:
+        raise ValueError(
+            "expert_map: expected int32 or int64 of one dimension, "
+            f"got {expert_map.dtype} {list(expert_map.shape)}"
+        )
+    if not expert_map.is_meta and not ((expert_map >= -1) & (expert_map < local)).all():
+        raise ValueError(
+            f"expert_map: expected -1 or a number below {local}, the routed experts of w1, got "
+            f"{expert_map.tolist()!s:.80}"
+        )
+    return expert_map.to(device, torch.int32, copy=True)
 
 
 def _separated(rows: Tensor, gate_rows: GateRows) -> Tensor:

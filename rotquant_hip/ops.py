@@ -9,7 +9,10 @@ wants torch's own dtypes takes a view: ``codes.view(torch.float4_e2m1fn_x2)``,
 
 Every op raises ``RuntimeError`` before anything is written if an argument does not fit; the
 message names the argument, what was expected and what came. No op mutates or aliases its
-arguments, none has a gradient, and all outputs are contiguous.
+arguments, and all outputs are contiguous.
+
+``rotate`` has exact gradients, ``gemm_a4w4`` one of its bias, ``fake_quant`` a straight-through
+one. Any other argument that requires grad is refused where gradients are recorded: codes have none.
 """
 
 from __future__ import annotations
@@ -143,6 +146,22 @@ def dequant(
         [..., K] in ``dtype``. Byte 0 is 2^-127 and 255 is NaN.
     """
     return _ops.dequant(codes, scales, dtype=dtype, shuffled_scales=shuffled_scales)
+
+
+def fake_quant(x: Tensor, *, scale_mode: ScaleMode = "round_up") -> Tensor:
+    """The values that ``quant`` leaves of x, in its dtype, with the gradient of x itself.
+
+    ``fake_quant(rotate(x, R))`` is what a layer multiplies, and is differentiable in x and R: for
+    calibration. A group with a NaN or Inf becomes NaN.
+
+    Args:
+        x: [..., K], as in ``quant``.
+        scale_mode: as in ``quant``.
+
+    Returns:
+        [..., K] in x's dtype.
+    """
+    return _ops.fake_quant(x, scale_mode=scale_mode)
 
 
 def shuffle_scales(scales: Tensor, *, gate_mode: GateMode = "separated") -> Tensor:

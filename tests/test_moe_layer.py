@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import copy
 import io
+from decimal import Decimal, localcontext
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from moe_cases import activate
 from torch import Tensor
 
@@ -312,14 +315,136 @@ def test_refused_weights():
 # --- routing --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+SCORINGS = ("softmax", "sigmoid")
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
 def test_route(scoring):
     logits = torch.randn(5, 7, 16, dtype=torch.bfloat16)
     topk_weights, ids = route(logits, 3, scoring=scoring)
     assert topk_weights.shape == ids.shape == (5, 7, 3)
     assert (topk_weights.dtype, ids.dtype) == (torch.float32, torch.int32)
     torch.testing.assert_close(topk_weights.sum(-1), torch.ones(5, 7))
-    assert torch.equal(ids.long(), logits.float().topk(3).indices)
+    assert torch.equal(ids.long(), logits.argsort(dim=-1, descending=True, stable=True)[..., :3])
     scores = getattr(logits.float(), scoring)(*((-1,) if scoring == "softmax" else ()))
     raw, _ = route(logits, 3, renormalize=False, scoring=scoring)
-    assert torch.equal(raw, scores.gather(-1, ids.long()))
+    torch.testing.assert_close(raw, scores.gather(-1, ids.long()))
+
+
+def exact_weights(chosen: list[float], others: list[float], scoring: str, renormalize: bool):
+    """Of finite logits, in 50 digits; chosen ones descend. What underflows here is 0 in float32."""
+    best, rest = ([Decimal(v) for v in values] for values in (chosen, others))
+    if scoring == "softmax":
+        terms, more = ([(v - best[0]).exp() for v in values] for values in (best, rest))
+        total = sum(terms) + (0 if renormalize else sum(more))
+        return [t / total for t in terms]
+    shift = min(best[0], Decimal(0)) if renormalize else Decimal(0)  # cancels in the quotient
+
+    def sigmoid(v: Decimal) -> Decimal:  # times exp(-shift)
+        return (v - shift).exp() / (1 + v.exp()) if v < 0 else 1 / (1 + (-v).exp())
+
+    terms = [sigmoid(v) for v in best]
+    return [t / sum(terms) for t in terms] if renormalize else terms
+
+
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+SATURATED = st.integers(14, 40).map(float)  # sigmoid is 1 in float32 from 17 on
+LOGITS = st.one_of(FLOATS, SATURATED, SATURATED.map(lambda v: -4 * v), st.floats(-9, 9, width=32))
+
+
+# sigmoid(-100) underflowed and gave 0 / 0; sigmoid(20) and sigmoid(30) were the same 1.
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize("scoring", SCORINGS)
+@given(data=st.data())
+def test_route_decides_as_exact_arithmetic_does(scoring, renormalize, data):
+    logits = data.draw(st.lists(LOGITS, min_size=1, max_size=12))
+    top_k = data.draw(st.integers(1, len(logits)))
+    weights, ids = route(torch.tensor([logits]), top_k, renormalize, scoring)
+    order = sorted(range(len(logits)), key=lambda e: (-logits[e], e))
+    assert ids.tolist() == [order[:top_k]]
+    with localcontext() as context:
+        context.prec = 50
+        context.Emin = -(10**12)
+        expected = exact_weights(
+            [logits[e] for e in order[:top_k]],
+            [logits[e] for e in order[top_k:]],
+            scoring,
+            renormalize,
+        )
+    expected = torch.tensor([[float(w) for w in expected]], dtype=torch.float64)
+    torch.testing.assert_close(weights.double(), expected, rtol=2**-23, atol=2**-149)
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("logits", "softmax", "normalised_sigmoid"),
+    [
+        ([-INF, 2, -INF, 0.5], [0.8175745, 0.1824255], [0.5859260, 0.4140740]),
+        ([-INF, 2, -INF, -INF], [1, 0], [1, 0]),
+        ([-INF] * 4, [0, 0], [0, 0]),
+        ([1, INF, 2, 3], [1, 0], [0.5121444, 0.4878556]),
+        ([1, INF, 2, INF], [0.5, 0.5], [0.5, 0.5]),
+        ([1, NAN, 2, -INF], [NAN, NAN], [NAN, NAN]),
+        ([1, NAN, INF, NAN], [NAN, NAN], [NAN, NAN]),
+    ],
+)
+def test_route_of_logits_that_are_not_finite(logits, softmax, normalised_sigmoid):
+    for scoring, expected in (("softmax", softmax), ("sigmoid", normalised_sigmoid)):
+        weights, ids = route(torch.tensor(logits), 2, scoring=scoring)
+        torch.testing.assert_close(weights, torch.tensor(expected).float(), equal_nan=True)
+        assert len(set(ids.tolist())) == 2 and all(0 <= e < 4 for e in ids.tolist())
+        raw, same = route(torch.tensor(logits), 2, renormalize=False, scoring=scoring)
+        assert torch.equal(same, ids) and raw.isnan().tolist() == weights.isnan().tolist()
+    # All four +Inf: each has a quarter, but of the two chosen each a half.
+    assert route(torch.full((4,), INF), 2, renormalize=False)[0].tolist() == [0.25, 0.25]
+
+
+def test_route_breaks_ties_by_number():
+    logits = torch.zeros(3, 300)
+    logits[1, 7::3] = 1
+    logits[2] = -0.0
+    logits[2, 200:] = 0.0
+    for top_k in (1, 8):
+        ids = route(logits, top_k)[1]
+        assert torch.equal(ids[0], torch.arange(top_k, dtype=torch.int32))
+        assert torch.equal(ids[1], 7 + 3 * torch.arange(top_k, dtype=torch.int32))
+        assert torch.equal(ids[2], ids[0])
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_route_has_a_gradient(scoring, renormalize):
+    logits = torch.tensor([[3.0, 3.0, -1.0, 0.5]], requires_grad=True)  # equals at the top, too
+    grad = torch.tensor([[1.0, -2.0, 0.5]])
+    route(logits, 3, renormalize, scoring)[0].backward(grad)
+    exact = logits.detach().double().requires_grad_()
+    scores = exact.softmax(-1) if scoring == "softmax" else exact.sigmoid()
+    chosen = scores[:, [0, 1, 3]]
+    (chosen / chosen.sum() if renormalize else chosen).backward(grad.double())
+    torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=1e-6, atol=1e-7)
+
+
+def test_refused_routes():
+    logits = torch.randn(3, 8)
+    for arguments, message in (
+        ((logits, 0), "top_k: expected 1 to 8, the number of experts, got 0"),
+        ((logits, 9), "top_k: expected 1 to 8, the number of experts, got 9"),
+        ((logits[0, 0], 1), r"router_logits: expected \[..., experts\] .*, got \(\)"),
+        ((logits.int(), 1), "router_logits: expected .* floating-point dtype, got .* torch.int32"),
+        ((logits, 1, True, "tanh"), r"scoring: expected one of \('softmax', 'sigmoid'\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            route(*arguments)
+
+
+def test_route_compiles():
+    torch._dynamo.reset()
+    logits = torch.randn(5, 16)
+    for scoring in SCORINGS:
+        compiled = torch.compile(route, fullgraph=True, backend="aot_eager")
+        for actual, expected in zip(
+            compiled(logits, 3, scoring=scoring), route(logits, 3, scoring=scoring), strict=True
+        ):
+            assert torch.equal(actual, expected)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The ops as torch sees them: schemas, fake kernels, torch.compile, torch.export, autograd."""
+"""The ops as torch sees them: schemas, fake kernels, torch.compile, torch.export."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ NAMES = (
     "rotate",
     "rotate_quant",
     "dequant",
+    "fake_quant",
     "shuffle_scales",
     "unshuffle_scales",
     "shuffle_weight",
@@ -97,6 +98,7 @@ ARGUMENTS: dict[str, tuple[str, tuple, dict[str, Any]]] = {
         (u8(2, 5, 48), u8(256, 8)),
         {"dtype": torch.float32, "shuffled_scales": True},
     ),
+    "fake_quant": ("fake_quant", (torch.randn(64, 5).t(),), {"scale_mode": "even"}),
     "shuffle_scales": ("shuffle_scales", (u8(5, 3),), {}),
     "shuffle_scales of experts": ("shuffle_scales", (u8(3, 96, 8),), {}),
     "shuffle_scales interleaved": (
@@ -346,23 +348,3 @@ def test_export_with_dynamic_rows(matrix, shuffle_scales):
     for count in (2, 7, 300):
         x = torch.randn(count, 128)
         assert_same(program.module()(x), layer(x))
-
-
-# --- autograd ---------------------------------------------------------------------------------
-
-
-def test_codes_and_scales_have_no_gradient():
-    x = torch.randn(4, 64, requires_grad=True)
-    for op in (rq.quant, rq.rotate_quant):
-        assert not any(t.requires_grad for t in op(x))
-
-
-def test_backward_through_rotate_does_not_go_unnoticed():
-    x = torch.randn(4, 64, requires_grad=True)
-    y = rq.rotate(x)
-    assert torch.equal(y, rq.rotate(x.detach()))
-    with pytest.warns(UserWarning, match="rotquant_hip::rotate: an autograd kernel was not"):
-        y.sum().backward()
-    assert x.grad is None
-    with torch.no_grad():
-        assert not rq.rotate(x).requires_grad
