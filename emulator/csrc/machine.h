@@ -15,6 +15,7 @@
 namespace emu {
 
 constexpr int kLanes = 64;
+constexpr int kSgprs = 102;
 constexpr u32 kLdsMax = 163840;
 constexpr u64 kAllLanes = ~0ull;
 
@@ -99,6 +100,8 @@ enum Flag : u32 {
   kOwnCheck = 256,      // the handler checks its own sources
   kLowSum = 512,  // a 64-bit sum: the upper dword of src2 may be unwritten, and so is then that of
                   // the result
+  kSumsIntoDst = 1024,  // src2 is the destination
+  kNotIndexed = 2048,   // the manual has no rule for it under VGPR indexing
 };
 
 // Thrown by handlers; the scheduler adds kernel, instruction, wave and workgroup.
@@ -112,6 +115,11 @@ struct Fault : std::runtime_error {
   Fault(std::string k, const std::string& what, int l, u64 a)
       : std::runtime_error(what), kind(std::move(k)), lane(l), address(a), has_address(true) {}
 };
+
+// Fields of MODE that act on the emulator.
+constexpr u32 kModeRound = 0xf, kModeDenorm32 = 4, kModeDenorm64 = 6;  // mask, shift, shift
+constexpr u32 kModeGprIndex = 1u << 27;  // M0 moves the vector registers of VALU operands
+constexpr u32 kModeVskip = 1u << 28;     // vector instructions are not issued
 
 // Global memory: slots of 64 GiB, one host buffer each, so that a stray address meets a gap and not
 // a neighbour.
@@ -240,8 +248,8 @@ struct Wave {
   u32 s[128] = {};
   u32 (*v)[kLanes] = nullptr;  // 512 rows: VGPRs, then AccVGPRs
   bool scc = false;
-  bool gpr_index = false;  // MODE.GPR_IDX_EN: M0 moves VGPR operands
   u32 mode = 0;
+  bool flush_sources = false, flush_results = false;  // MODE.FP_DENORM of float32
   u32 pc = 0;  // index of the next instruction
   int id = 0;
   Workgroup* wg = nullptr;
@@ -282,6 +290,14 @@ struct Wave {
     return mask;
   }
   u32* vgpr(int code) { return v[code - kVgpr]; }
+  void set_mode(u32 value) {
+    if (value & kModeRound) throw Fault("unimplemented", "MODE.round other than nearest even");
+    if (((value >> kModeDenorm64) & 3) != 3)
+      throw Fault("unimplemented", "MODE.denorm that flushes float16 and float64");
+    u32 denorm = value >> kModeDenorm32;
+    flush_sources = !(denorm & 1), flush_results = !(denorm & 2);
+    mode = value;
+  }
 };
 
 // Handlers register themselves by mnemonic.
@@ -308,6 +324,8 @@ inline float inline_float(int code) {
 // check.cpp: bookkeeping that runs only with checks on.
 void before(Wave& w, const Inst& in);  // are the registers that it reads written, and arrived?
 void after(Wave& w, const Inst& in);   // its destinations are written now
+void read_scalar(Wave& w, const Operand& o);   // the same for scalar registers that a handler
+void write_scalar(Wave& w, const Operand& o);  // finds itself
 void issued(Wave& w, bool vm, bool lgkm, Outstanding op);
 void waited(Wave& w, u32 vm, u32 lgkm);
 void passed_barrier(Wave& w);

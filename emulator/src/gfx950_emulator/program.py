@@ -23,11 +23,12 @@ _ENABLE_DISPATCH, _ENABLE_QUEUE, _ENABLE_KERNARG, _ENABLE_DISPATCH_ID, _ENABLE_P
     64,
 )
 _LDS_MAX = 163840
+_SCRATCH_MAX = 131056  # per work item: 13 bits of 1 KiB for a wave
 
 
 def load(source: str | Path | bytes) -> Object:
     """Loads a gfx950 code object: path or bytes of an AMDGPU ELF (version 5, 6) or a clang offload
-    bundle."""
+    bundle. Raises ValueError for anything else, or what is damaged."""
     return Object(elf.load(source))
 
 
@@ -89,6 +90,10 @@ class Object:
         if info.lds_bytes + dynamic_lds > _LDS_MAX:
             raise ValueError(
                 f"{name}: {info.lds_bytes} + {dynamic_lds} bytes of LDS, at most {_LDS_MAX}"
+            )
+        if info.scratch_bytes > _SCRATCH_MAX:
+            raise ValueError(
+                f"{name}: {info.scratch_bytes} bytes of scratch, at most {_SCRATCH_MAX}"
             )
         if (args is None) == (kernarg is None):
             raise TypeError(f"{name}: expected either args or kernarg")
@@ -209,5 +214,5 @@ def _triple(value: Sequence[int] | int) -> tuple[int, int, int]:
 def _check_mode(info: elf.KernelInfo) -> None:
     if info.mode & 0xF:
         raise NotImplementedError(f"{info.name}: MODE rounding other than nearest even")
-    if info.mode >> 4 & 3 != 3 or info.mode >> 6 & 3 != 3:
-        raise NotImplementedError(f"{info.name}: MODE that flushes denormals")
+    if info.mode >> 6 & 3 != 3:
+        raise NotImplementedError(f"{info.name}: MODE that flushes float16 and float64 denormals")
