@@ -224,6 +224,7 @@ struct Launch {
   u32 lds_size = 0, scratch_size = 0;
   u32 arch_vgprs = 256, acc_vgprs = 256;
   u64 max_instructions = 0;
+  enum Straddling { fault, outside, inside } straddling = fault;  // of a buffer's num_records
   bool unaligned = false;  // vector memory may be misaligned: SH_MEM_CONFIG's unaligned mode
 };
 
@@ -250,7 +251,7 @@ struct Wave {
   bool scc = false;
   u32 mode = 0;
   bool flush_sources = false, flush_results = false;  // MODE.FP_DENORM of float32
-  u32 pc = 0;  // index of the next instruction
+  u32 pc = 0;                                         // index of the next instruction
   int id = 0;
   Workgroup* wg = nullptr;
   enum Status { ready, barrier, done } status = ready;
@@ -312,6 +313,15 @@ struct Register {
 #define EMU_CAT(a, b) EMU_CAT2(a, b)
 #define EMU_HANDLER(name, ...) \
   static const ::emu::Register EMU_CAT(reg_, __COUNTER__)(name, __VA_ARGS__);
+
+// Whether a unit of a buffer access that begins before num_records and ends behind it is in range;
+// throws unless the launch says.
+bool straddles(Wave& w, u64 offset, u32 bytes, u64 records, int lane);
+inline bool scalar_in_range(Wave& w, i64 offset, u32 bytes, i64 records) {
+  if (offset >= 0 && offset < records && offset + i64(bytes) > records)
+    return straddles(w, u64(offset), bytes, u64(records), -1);
+  return offset + i64(bytes) <= records;
+}
 
 // Scalar operands.
 u32 scalar32(Wave& w, const Inst& in, int code);

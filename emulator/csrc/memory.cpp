@@ -60,6 +60,16 @@ void Memory::outside(u64 address, u32 size, int lane, const char* what) const {
               lane, address);
 }
 
+bool straddles(Wave& w, u64 offset, u32 bytes, u64 records, int lane) {
+  if (w.launch().straddling == Launch::fault)
+    throw Fault("straddles num_records",
+                "accesses " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset) +
+                    " of a buffer with num_records " + std::to_string(records) +
+                    "; whether that is in range is not settled (run's argument straddling)",
+                lane);
+  return w.launch().straddling == Launch::inside;
+}
+
 namespace {
 
 constexpr Type U = Type::u32;
@@ -237,6 +247,12 @@ bool in_range(const Resource& r, u64 offset, u32 bytes) {
   if (r.structured) return offset == 0;
   return offset + bytes <= r.records;
 }
+// The same for one unit, which lies in range, outside or across the end.
+bool unit_in_range(Wave& w, const Resource& r, u64 offset, u32 unit, int lane) {
+  if (!r.structured && offset < r.records && offset + unit > r.records)
+    return straddles(w, offset, unit, r.records, lane);
+  return in_range(r, offset, unit);
+}
 
 void finish_vm(Wave& w, int reg, int count, bool flat = false) {
   if (!w.check()) return;
@@ -293,7 +309,7 @@ void load(Wave& w, const Inst& in, Shape s) {
         touched |= 1ull << l;
       } else {
         for (u32 o = 0; o < s.bytes; o += unit) {
-          bool ok = !r.structured && in_range(r, offsets[l] + o, unit);
+          bool ok = !r.structured && unit_in_range(w, r, offsets[l] + o, unit, l);
           std::memcpy(got + o, ok ? read_place(w, space, a.at[l] + o, unit, l) : zeros, unit);
         }
       }
@@ -330,7 +346,7 @@ void store(Wave& w, const Inst& in, Shape s) {
         touched |= 1ull << l;
       } else if (!r.structured) {
         for (u32 o = 0; o < s.bytes; o += unit)
-          if (in_range(r, offsets[l] + o, unit))
+          if (unit_in_range(w, r, offsets[l] + o, unit, l))
             std::memcpy(write_place(w, space, a.at[l] + o, unit, l), bytes + o, unit);
       }
     }
@@ -370,7 +386,7 @@ void dma(Wave& w, const Inst& in, u32 bytes) {
     u8 got[16] = {};
     for (u32 o = 0; o < bytes; o += 4) {  // ASSUMED: an out of range lane stores 0
       if (space == Space::buffer &&
-          !in_range(r, r.structured ? offsets[l] : offsets[l] + o, r.structured ? 0 : 4))
+          !unit_in_range(w, r, r.structured ? offsets[l] : offsets[l] + o, 4, l))
         continue;
       std::memcpy(got + o, read_place(w, Space::global, a.at[l] + o, 4, l), 4);
     }
@@ -560,7 +576,7 @@ void atomic(Wave& w, const Inst& in) {
     r = resource(w, in);
     buffer_addresses(w, in, r, a, offsets);
     for (int l = 0; l < kLanes; ++l)
-      if (((a.lanes >> l) & 1) && !in_range(r, offsets[l], r.structured ? 0 : sizeof(T)))
+      if (((a.lanes >> l) & 1) && !unit_in_range(w, r, offsets[l], sizeof(T), l))
         a.lanes &= ~(1ull << l);
   } else {
     addresses(w, in, space, a);
@@ -1012,7 +1028,7 @@ template <bool Buffer, int N>
 void s_store(Wave& w, const Inst& in) {
   ScalarPlace to = scalar_place(w, in, Buffer);
   for (int i = 0; i < N; ++i)
-    if (!Buffer || 4 * i + 4 <= to.room)
+    if (!Buffer || scalar_in_range(w, 4 * i, 4, to.room))
       std::memcpy(w.launch().memory->store(to.address + 4 * u64(i), 4, -1), &w.s[in.data.code + i],
                   4);
   finish_scalar(w, -1, 0);
@@ -1033,7 +1049,7 @@ void s_atomic(Wave& w, const Inst& in) {
   T x, c = 0, old = 0;
   std::memcpy(&x, &w.s[in.data.code], sizeof(T));
   if (std::is_same<Op, CmpSwap>::value) std::memcpy(&c, &w.s[in.data.code + dwords], sizeof(T));
-  if (!Buffer || i64(sizeof(T)) <= at.room) {
+  if (!Buffer || scalar_in_range(w, 0, sizeof(T), at.room)) {
     w.launch().memory->load(at.address, sizeof(T), -1, w.check());
     u8* p = w.launch().memory->store(at.address, sizeof(T), -1);
     std::lock_guard<std::mutex> hold(lock_of(p));
@@ -1046,10 +1062,10 @@ void s_atomic(Wave& w, const Inst& in) {
   if (w.launch().count) w.wg->stats.atomics++;
   finish_scalar(w, returns ? in.dst.code : -1, returns ? dwords : 0);
 }
-#define S_ATOMIC(name, Op)                                                \
-  EMU_HANDLER("s_atomic_" name, (s_atomic<false, Op, u32>))               \
-  EMU_HANDLER("s_atomic_" name "_x2", (s_atomic<false, Op, u64>))         \
-  EMU_HANDLER("s_buffer_atomic_" name, (s_atomic<true, Op, u32>))         \
+#define S_ATOMIC(name, Op)                                        \
+  EMU_HANDLER("s_atomic_" name, (s_atomic<false, Op, u32>))       \
+  EMU_HANDLER("s_atomic_" name "_x2", (s_atomic<false, Op, u64>)) \
+  EMU_HANDLER("s_buffer_atomic_" name, (s_atomic<true, Op, u32>)) \
   EMU_HANDLER("s_buffer_atomic_" name "_x2", (s_atomic<true, Op, u64>))
 S_ATOMIC("swap", Swap)
 S_ATOMIC("cmpswap", CmpSwap)

@@ -47,8 +47,7 @@ void unimplemented(Wave& w, const Inst& in) {
 constexpr u32 kPoison = 0x7fa5a5a5u;  // a signalling NaN: what nothing wrote
 
 void bad_registers(Wave& w, const Inst& in) {
-  throw Fault("register out of range", "instruction " +
-                                           w.launch().program->names[size_t(in.name)] +
+  throw Fault("register out of range", "instruction " + w.launch().program->names[size_t(in.name)] +
                                            " names registers past the last one");
 }
 // Whether every operand lies inside its register file.
@@ -56,9 +55,10 @@ bool registers_exist(const Inst& in) {
   for (const Operand* o : {&in.dst, &in.sdst, &in.src[0], &in.src[1], &in.src[2], &in.data,
                            &in.addr, &in.saddr, &in.soffset}) {
     int end = o->code + o->dwords;
-    if (o->code >= kAgpr ? end > kAgpr + 256 : o->code >= kVgpr ? end > kAgpr
-                           : o->code >= 0 && o->code < 128      ? end > 128
-                                                                : false)
+    if (o->code >= kAgpr                ? end > kAgpr + 256
+        : o->code >= kVgpr              ? end > kAgpr
+        : o->code >= 0 && o->code < 128 ? end > 128
+                                        : false)
       return false;
   }
   return true;
@@ -364,6 +364,7 @@ py::dict run(PyProgram& program, PyMemory& memory, py::dict d) {
   launch.acc_vgprs = d["acc_vgprs"].cast<u32>();
   launch.max_instructions = d["max_instructions"].cast<u64>();
   launch.unaligned = d["unaligned"].cast<bool>();
+  launch.straddling = Launch::Straddling(d["straddling"].cast<int>());
   auto grid = d["grid"].cast<std::array<u32, 3>>(), block = d["block"].cast<std::array<u32, 3>>();
   std::copy(grid.begin(), grid.end(), setup.grid);
   std::copy(block.begin(), block.end(), setup.block);

@@ -215,8 +215,8 @@ void index_mode(Wave& w, u32 which) {
   w.s[kM0] = (w.s[kM0] & ~0xf000u) | ((which & 15) << 12);
   w.sdefined[1] |= 1ull << (kM0 - 64);
 }
-S_OP("s_set_gpr_idx_on", w.set_mode(w.mode | kModeGprIndex); w.s[kM0] = (w.s[kM0] & ~255u) | (S0(w, in) & 255);
-     index_mode(w, u32(in.simm));)
+S_OP("s_set_gpr_idx_on", w.set_mode(w.mode | kModeGprIndex);
+     w.s[kM0] = (w.s[kM0] & ~255u) | (S0(w, in) & 255); index_mode(w, u32(in.simm));)
 S_OP("s_set_gpr_idx_off", (void)in; w.set_mode(w.mode & ~kModeGprIndex);)
 S_OP("s_set_gpr_idx_mode", index_mode(w, u32(in.simm));)
 S_OP("s_set_gpr_idx_idx", w.s[kM0] = (w.s[kM0] & ~255u) | (S0(w, in) & 255);)
@@ -228,7 +228,8 @@ int moved_sgpr(Wave& w, const Inst& in, int dwords) {
     throw Fault("uninitialized register", "moves by M0, which nothing wrote");
   u32 code = u32(in.simm) + w.s[kM0];
   if (code > u32(kSgprs - dwords))
-    throw Fault("register out of range", "a relative move ends past s" + std::to_string(kSgprs - 1));
+    throw Fault("register out of range",
+                "a relative move ends past s" + std::to_string(kSgprs - 1));
   return int(code);
 }
 template <int N>
@@ -305,7 +306,7 @@ void smem_load(Wave& w, const Inst& in, u64 base, i64 limit, int dwords) {
   if (in.soffset.code >= 0) offset += w.s[in.soffset.code];
   u64 address = (base + u64(offset)) & ~3ull;
   for (int i = 0; i < dwords; ++i) {
-    if (limit >= 0 && offset + 4 * i + 4 > limit) {
+    if (limit >= 0 && !scalar_in_range(w, offset + 4 * i, 4, limit)) {
       w.s[in.dst.code + i] = 0;
       continue;
     }

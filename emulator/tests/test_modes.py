@@ -169,7 +169,9 @@ def floats(*values: float) -> np.ndarray:
 
 
 TINY, MIN = np.float32(2.0**-130), np.float32(2.0**-126)
-FLUSH = "  s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), {}\n"  # 0 flushes both, 1 results, 2 sources
+FLUSH = (
+    "  s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), {}\n"  # 0 flushes both, 1 results, 2 sources
+)
 
 
 def run_mode(denorm: int, line: str, values: np.ndarray, outputs: int = 1) -> np.ndarray:

@@ -158,9 +158,7 @@ class _Section:
 def _sections(data: bytes) -> dict[str, _Section]:
     (offset,) = _unpack("<Q", data, 40, "ELF header")
     size, count, strings = _unpack("<HHH", data, 58, "ELF header")
-    raw = [
-        _unpack("<IIQQQQIIQQ", data, offset + i * size, "section table") for i in range(count)
-    ]
+    raw = [_unpack("<IIQQQQIIQQ", data, offset + i * size, "section table") for i in range(count)]
     if not raw:
         return {}
     if strings >= count:

@@ -23,6 +23,7 @@ _ENABLE_DISPATCH, _ENABLE_QUEUE, _ENABLE_KERNARG, _ENABLE_DISPATCH_ID, _ENABLE_P
     64,
 )
 _LDS_MAX = 163840
+_STRADDLING = ("fault", "outside", "inside")  # in the order of the core
 _SCRATCH_MAX = 131056  # per work item: 13 bits of 1 KiB for a wave
 
 
@@ -59,6 +60,7 @@ class Object:
         threads: int | None = None,
         max_instructions: int = 0,
         unaligned: bool = False,
+        straddling: str | None = None,
         host_regions: Sequence[tuple[int, int, bool, int, str]] = (),
     ) -> Stats:
         """Runs one kernel over `grid` workgroups of `block` work items; arrays among the arguments
@@ -75,6 +77,9 @@ class Object:
         max_instructions: per wave, about; 0 is no limit.
         unaligned: vector memory accesses need no alignment, as in the unaligned access mode that
         ROCm sets.
+        straddling: what a dword of a buffer is that begins before num_records and ends behind it:
+        "fault", "outside" (reads 0, writes nothing; as documented) or "inside" (as one of AMD's
+        kernels needs). Default: "fault" with checks, else "outside".
         host_regions: host memory usable at its true address, as (address, bytes, writable, address
         of a byte map of
         what was written or 0, label), ascending and disjoint; raw pointers inside arguments may
@@ -100,6 +105,9 @@ class Object:
         if args is not None and not info.has_metadata:
             raise TypeError(f"{name}: has no argument metadata, use kernarg")
         _check_mode(info)
+        straddling = straddling or ("fault" if check else "outside")
+        if straddling not in _STRADDLING:
+            raise ValueError(f"straddling: expected one of {_STRADDLING}, got {straddling!r}")
         count = check if count is None else count
         memory = arguments.Memory(count)
         memory.native.map_host(list(host_regions))
@@ -127,6 +135,7 @@ class Object:
                 "acc_vgprs": info.acc_vgprs,
                 "max_instructions": max_instructions,
                 "unaligned": unaligned,
+                "straddling": _STRADDLING.index(straddling),
                 "grid": list(launch.grid),
                 "block": list(launch.block),
                 "sgprs": sgprs,
