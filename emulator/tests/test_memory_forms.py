@@ -443,7 +443,7 @@ STRADDLING = {
     "buffer_load_dword v60, v4, s[8:11], 0 offen offset:12": 0,
     "buffer_load_dwordx4 v[60:63], v4, s[8:11], 0 offen": 3,
     "s_buffer_load_dword s20, s[8:11], 0xc\n  s_waitcnt lgkmcnt(0)\n  v_mov_b32 v60, s20": 0,
-    "buffer_load_dword v4, s[8:11], 0 offen offset:12 lds\n  s_waitcnt vmcnt(0)\n  ds_read_b32 v60, v8": 0,
+    "buffer_load_dword v4, s[8:11], 0 offen offset:12 lds\n  s_waitcnt vmcnt(0)\n  ds_read_b32 v60, v8 offset:12": 0,
 }
 
 
@@ -462,7 +462,7 @@ def test_a_load_across_the_end_of_a_buffer(line: str) -> None:
   s_waitcnt vmcnt(0) lgkmcnt(0)"""
     data = slots(12)
     with pytest.raises(emu.EmulatorError) as caught:
-        run_lines(lines, data, 4, lds=256)
+        run_lines(lines, data, 4, lds=512)
     text = str(caught.value)
     assert caught.value.kind == "straddles num_records"
     assert "offset 12" in text and "num_records 14" in text and "straddling" in text
@@ -472,9 +472,9 @@ def test_a_load_across_the_end_of_a_buffer(line: str) -> None:
         ({"check": False}, 0),
         ({"check": False, "straddling": "inside"}, data.reshape(-1)[3]),
     ):
-        assert run_lines(lines, data, 4, lds=256, **options)[0, register] == value
+        assert run_lines(lines, data, 4, lds=512, **options)[0, register] == value
     with pytest.raises(ValueError, match="straddling: expected one of"):
-        run_lines(lines, data, 4, lds=256, straddling="maybe")
+        run_lines(lines, data, 4, lds=512, straddling="maybe")
 
 
 @pytest.mark.parametrize("line", [
