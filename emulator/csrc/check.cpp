@@ -16,21 +16,32 @@ std::string sreg_name(int r) {
 }
 bool sdefined(const Wave& w, int r) { return (w.sdefined[size_t(r) / 64] >> (r % 64)) & 1; }
 
+// The oldest load under way into register r.
+Access load_into(const std::vector<Outstanding>& queue, const Wave& w, int r, bool scalar) {
+  for (auto& op : queue)
+    if (op.scalar == scalar && r >= op.reg && r < op.reg + op.count) return {op.index, w.id};
+  return {};
+}
+[[noreturn]] void missing_wait(const std::string& what, Access load) {
+  Fault f("missing wait", what);
+  f.earlier = load;
+  throw f;
+}
 void not_pending(const Wave& w, int r, const char* verb, bool vm_in_order = false) {
   if (w.vm_pending[size_t(r)] && !vm_in_order)
-    throw Fault("missing wait",
-                std::string(verb) + " " + reg_name(r) +
-                    " while a vector memory load into it is under way (s_waitcnt vmcnt)");
+    missing_wait(std::string(verb) + " " + reg_name(r) +
+                     " while a vector memory load into it is under way (s_waitcnt vmcnt)",
+                 load_into(w.vm_queue, w, r, false));
   if (w.lgkm_pending[size_t(r)])
-    throw Fault("missing wait",
-                std::string(verb) + " " + reg_name(r) +
-                    " while an LDS or flat load into it is under way (s_waitcnt lgkmcnt)");
+    missing_wait(std::string(verb) + " " + reg_name(r) +
+                     " while an LDS or flat load into it is under way (s_waitcnt lgkmcnt)",
+                 load_into(w.lgkm_queue, w, r, false));
 }
 void s_not_pending(const Wave& w, int r, const char* verb) {
   if (w.s_pending[size_t(r)])
-    throw Fault("missing wait",
-                std::string(verb) + " " + sreg_name(r) +
-                    " while a scalar load into it is under way (s_waitcnt lgkmcnt)");
+    missing_wait(std::string(verb) + " " + sreg_name(r) +
+                     " while a scalar load into it is under way (s_waitcnt lgkmcnt)",
+                 load_into(w.lgkm_queue, w, r, true));
 }
 
 // The registers of source i that the instruction uses: packed f32 may take one dword of a pair
@@ -171,21 +182,31 @@ void add_pending(Wave& w, const Outstanding& op, bool vm, int step) {
     n = u8(n + step);
   }
 }
-void retire(Wave& w, const Outstanding& op, bool vm) {
-  add_pending(w, op, vm, -1);
-  Workgroup& g = *w.wg;
-  for (auto& range : op.dma)
+// The bytes count as written in this phase, whenever the operation was issued.
+void written_now(Wave& w, u32 index, const std::vector<Range>& ranges) {
+  for (auto& range : ranges)
     for (u32 b = range.first; b < range.second; ++b) {
-      g.marks[b].pending = 0;
-      g.marks[b].write_phase = g.phase + 1;
-      g.marks[b].writer = u8(w.id);
-      g.marks[b].atomic = 0;
+      LdsMark& m = w.wg->marks[b];
+      m.pending = m.atomic = m.same = false;
+      m.write_phase = w.wg->phase + 1;
+      m.writers = u16(1u << w.id);
+      w.wg->history[b].writes.first = Access{index, w.id};
     }
+}
+void retire(Wave& w, Outstanding& op, bool vm) {
+  if (op.deferred) release(w, op, vm);
+  add_pending(w, op, vm, -1);
+  written_now(w, op.index, op.deferred ? op.deferred->dma : op.dma);
 }
 
 }  // namespace
 
 void issued(Wave& w, bool vm, bool lgkm, Outstanding op) {
+  if (w.landing) {  // it counts since it was deferred
+    w.landing->dma = std::move(op.dma), w.landing->lds_writes = std::move(op.lds_writes);
+    return;
+  }
+  op.index = w.current();
   if (vm) {
     add_pending(w, op, true, 1);
     w.vm_queue.push_back(op);
@@ -228,45 +249,92 @@ void waited(Wave& w, u32 vm, u32 lgkm) {
   w.lgkm_queue = std::move(left);
 }
 
+void lds_filling(Wave& w, u32 begin, u32 size) {
+  written_now(w, w.current(), {{begin, begin + size}});
+  for (u32 b = begin; b < begin + size; ++b) w.wg->marks[b].pending = true;
+}
+
 // A DS write that was not waited for may land after the barrier: it counts for the next phase as
 // well.
 void passed_barrier(Wave& w) {
   for (auto& op : w.lgkm_queue)
-    for (auto& range : op.lds_writes)
-      for (u32 b = range.first; b < range.second; ++b) {
-        w.wg->marks[b].write_phase = w.wg->phase + 1;
-        w.wg->marks[b].writer = u8(w.id);
-        w.wg->marks[b].atomic = 0;
-      }
+    written_now(w, op.index, op.deferred ? op.deferred->lds_writes : op.lds_writes);
 }
 
-void lds_touch(Wave& w, u32 begin, u32 size, int lane, bool write, bool atomic) {
+namespace {
+
+[[noreturn]] void race(const std::string& verb, const std::string& what, Access earlier, int lane,
+                       u32 byte) {
+  Fault f("LDS race",
+          verb + " LDS that wave " + std::to_string(earlier.wave) + " " + what +
+              " with no barrier between",
+          lane, byte);
+  f.earlier = earlier;
+  throw f;
+}
+[[noreturn]] void still_filling(const LdsHistory& history, int lane, u32 byte) {
+  Fault f("missing wait", "touches LDS that an LDS-DMA load is still filling", lane, byte);
+  f.earlier = history.writes.by_another(-1);
+  throw f;
+}
+// Adds an access of this phase.
+inline void note(u32& phase, u16& waves, LdsAccesses& accesses, u32 now, u16 mine,
+                 const Access& me) {
+  if (phase != now) {
+    phase = now, waves = mine;
+    accesses.first = me;
+  } else if (!(waves & mine)) {
+    waves |= mine;
+    accesses.other = me;
+  }
+}
+
+}  // namespace
+
+void lds_read(Wave& w, u32 begin, u32 size, int lane) {
   Workgroup& g = *w.wg;
-  u32 now = g.phase + 1;
-  u16 me = u16(1u << w.id);
+  const u32 now = g.phase + 1;
+  const Access me{w.current(), w.id};
+  const u16 mine = u16(1u << w.id);
+  LdsMark* marks = g.marks.data();
+  LdsHistory* history = g.history.data();
   for (u32 b = begin; b < begin + size; ++b) {
-    LdsMark& m = g.marks[b];
-    if (m.pending)
-      throw Fault("missing wait", "touches LDS that an LDS-DMA load is still filling", lane, b);
-    if ((!write || atomic) && !m.defined)
-      throw Fault("uninitialized LDS", "reads LDS that nothing wrote", lane, b);
-    if (m.write_phase == now && m.writer != w.id && !(atomic && m.atomic))
-      throw Fault(
-          "LDS race",
-          "touches LDS that wave " + std::to_string(m.writer) + " wrote with no barrier between",
-          lane, b);
-    if (write && m.read_phase == now && (m.readers & ~me) && !(atomic && m.atomic))
-      throw Fault("LDS race", "writes LDS that another wave read with no barrier between", lane, b);
-    if (write) {
-      m.write_phase = now;
-      m.writer = u8(w.id);
-      m.atomic = atomic;
-      m.defined = 1;
-    } else {
-      if (m.read_phase != now) m.readers = 0;
-      m.read_phase = now;
-      m.readers |= me;
+    LdsMark& m = marks[b];
+    if (m.pending) still_filling(history[b], lane, b);
+    if (!m.defined) throw Fault("uninitialized LDS", "reads LDS that nothing wrote", lane, b);
+    if (m.write_phase == now && m.writers != mine) {
+      const bool agree = !m.atomic && (m.same || (m.writers & mine));
+      if (!agree) race("reads", "wrote", history[b].writes.by_another(w.id), lane, b);
     }
+    note(m.read_phase, m.readers, history[b].reads, now, mine, me);
+  }
+}
+
+void lds_write(Wave& w, u32 begin, u32 size, int lane, bool atomic, const u8* value) {
+  Workgroup& g = *w.wg;
+  const u32 now = g.phase + 1;
+  const Access me{w.current(), w.id};
+  const u16 mine = u16(1u << w.id);
+  if (w.launch().strict_races) value = nullptr;
+  LdsMark* marks = g.marks.data();
+  LdsHistory* history = g.history.data();
+  const u8* lds = g.lds.data();
+  for (u32 b = begin; b < begin + size; ++b) {
+    LdsMark& m = marks[b];
+    if (m.pending) still_filling(history[b], lane, b);
+    if (atomic && !m.defined)
+      throw Fault("uninitialized LDS", "reads LDS that nothing wrote", lane, b);
+    // NOTE: replicated layouts store one value from several waves; the order does not matter then.
+    const bool unchanged = value && m.defined && lds[b] == value[b - begin];
+    const bool both_atomic = atomic && m.atomic;
+    if (m.write_phase == now && m.writers != mine && !both_atomic && (m.atomic || !unchanged))
+      race("writes", "wrote", history[b].writes.by_another(w.id), lane, b);
+    if (m.read_phase == now && m.readers != mine && !both_atomic && !unchanged)
+      race("writes", "read", history[b].reads.by_another(w.id), lane, b);
+    m.same = unchanged && (m.write_phase != now || m.same);
+    note(m.write_phase, m.writers, history[b].writes, now, mine, me);
+    m.atomic = atomic;
+    m.defined = true;
   }
 }
 

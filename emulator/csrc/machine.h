@@ -4,7 +4,10 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <deque>
+#include <memory>
 #include <mutex>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -18,6 +21,7 @@ constexpr int kLanes = 64;
 constexpr int kSgprs = 102;
 constexpr u32 kLdsMax = 163840;
 constexpr u64 kAllLanes = ~0ull;
+constexpr u32 kPoison = 0x7fa5a5a5u;  // a signalling NaN: what nothing wrote, or not yet
 
 // Operand codes: 0..255 as in the ISA's scalar source space, 256+n VGPR n, 512+n AccVGPR n.
 enum Code : int {
@@ -44,6 +48,7 @@ constexpr u64 kPrivateAperture = 0x0002000000000000ull;
 
 struct Wave;
 struct Inst;
+struct Deferred;
 using Handler = void (*)(Wave&, const Inst&);
 
 struct Operand {
@@ -72,6 +77,7 @@ struct Inst {
   i32 simm = 0;
   i32 target = -1;        // branch target as program index
   bool modified = false;  // any of dpp, sdwa: operands take the slow path
+  bool merges = false;    // a d16 load: keeps half of its destination
 };
 
 enum Kind : i32 {
@@ -104,12 +110,19 @@ enum Flag : u32 {
   kNotIndexed = 2048,   // the manual has no rule for it under VGPR indexing
 };
 
+// Which wave executed which instruction; nothing when `wave` is -1.
+struct Access {
+  u32 index = 0;  // in the program
+  i32 wave = -1;
+};
+
 // Thrown by handlers; the scheduler adds kernel, instruction, wave and workgroup.
 struct Fault : std::runtime_error {
   std::string kind;
   int lane;
   u64 address;
   bool has_address;
+  Access earlier;  // what the instruction collides with
   Fault(std::string k, const std::string& what, int l = -1)
       : std::runtime_error(what), kind(std::move(k)), lane(l), address(0), has_address(false) {}
   Fault(std::string k, const std::string& what, int l, u64 a)
@@ -200,13 +213,32 @@ struct Stats {
   }
 };
 
-// Who touched a byte of LDS last, for the race check. `phase` counts the workgroup's barriers.
+// Who touched a byte of LDS, for the race check. `phase` counts the workgroup's barriers.
 struct LdsMark {
   u32 write_phase = 0, read_phase = 0;  // phase + 1; 0: never
-  u16 readers = 0;                      // waves that read in read_phase
-  u8 writer = 0, atomic = 0;
-  u8 defined = 0;
-  u8 pending = 0;  // an LDS-DMA load is on its way
+  u16 writers = 0, readers = 0;         // waves that wrote in write_phase, read in read_phase
+  bool atomic = false;                  // the last write was one
+  bool same = false;                    // all writes of the phase stored what was there
+  bool defined = false;
+  bool pending = false;  // an LDS-DMA load is on its way
+};
+
+// Beside the marks, because only reports look: the first access of a phase and the latest one by
+// another wave than that.
+struct LdsAccesses {
+  struct Packed {
+    u32 index : 28, wave : 4;
+    Packed() : index(0), wave(0) {}
+    Packed(const Access& a) : index(a.index & 0xfffffff), wave(u32(a.wave) & 15) {}
+  };
+  Packed first, other;
+  Access by_another(int wave) const {
+    const Packed& p = int(first.wave) != wave ? first : other;
+    return {p.index, i32(p.wave)};
+  }
+};
+struct LdsHistory {
+  LdsAccesses writes, reads;
 };
 
 struct Program {
@@ -225,7 +257,11 @@ struct Launch {
   u32 arch_vgprs = 256, acc_vgprs = 256;
   u64 max_instructions = 0;
   enum Straddling { fault, outside, inside } straddling = fault;  // of a buffer's num_records
-  bool unaligned = false;  // vector memory may be misaligned: SH_MEM_CONFIG's unaligned mode
+  bool unaligned = false;     // vector memory may be misaligned: SH_MEM_CONFIG's unaligned mode
+  bool strict_races = false;  // stores of equal bytes are races, too
+  enum Latency { early, late, random } latency = early;
+  // Whether it is known which memory operations are under way.
+  bool tracks() const { return check || latency != early; }
 };
 
 struct Workgroup {
@@ -233,16 +269,36 @@ struct Workgroup {
   u32 id[3] = {0, 0, 0};
   std::vector<u8> lds;
   std::vector<LdsMark> marks;
+  std::vector<LdsHistory> history;
   u32 phase = 0;
   Stats stats;
+  // Vector memory operations in the order of issue (latency.cpp).
+  std::deque<std::pair<Wave*, std::shared_ptr<Deferred>>> issued;
 };
+
+using Range = std::pair<u32, u32>;  // LDS bytes: begin, end
 
 // An outstanding memory operation, for the wait check.
 struct Outstanding {
   bool smem = false, scalar = false;
-  int reg = -1, count = 0;                      // registers that it will write
-  std::vector<std::pair<u32, u32>> dma;         // LDS bytes that a DMA load will write: begin, end
-  std::vector<std::pair<u32, u32>> lds_writes;  // LDS bytes of a DS write that is under way
+  u32 index = 0;                       // of the instruction
+  int reg = -1, count = 0;             // registers that it will write
+  std::vector<Range> dma;              // that a DMA load will write
+  std::vector<Range> lds_writes;       // of a DS write that is under way
+  std::shared_ptr<Deferred> deferred;  // null: it has taken effect
+};
+
+// A memory operation that has been issued and takes effect later, with what it reads (latency.cpp).
+struct Deferred {
+  using Row = std::array<u32, kLanes>;
+  const Inst* inst = nullptr;
+  u64 exec = 0;
+  int queues = 1;  // that it is still in; a flat operation counts in both
+  bool landed = false;
+  std::vector<std::pair<int, u32>> scalars;  // sources, by operand code
+  std::vector<std::pair<int, Row>> vectors;
+  std::vector<Row> result;  // of one that landed before a wait let the wave see it
+  std::vector<Range> dma, lds_writes;
 };
 
 struct Wave {
@@ -272,7 +328,11 @@ struct Wave {
   std::array<u8, 512> vm_pending{}, lgkm_pending{};  // loads under way into a VGPR
   std::array<u8, 128> s_pending{};
   std::vector<Outstanding> vm_queue, lgkm_queue;
+  Deferred* landing = nullptr;  // the deferred operation that takes effect now
+  std::minstd_rand random;      // when the next one does
 
+  // The program index of the instruction that executes.
+  u32 current() const { return landing ? landing->inst->index : pc ? pc - 1 : 0; }
   u64 exec() const { return s[kExecLo] | (u64(s[kExecHi]) << 32); }
   u64 vcc() const { return s[kVccLo] | (u64(s[kVccHi]) << 32); }
   void set_pair(int code, u64 x) {
@@ -331,14 +391,25 @@ inline float inline_float(int code) {
   return table[code - 240];
 }
 
-// check.cpp: bookkeeping that runs only with checks on.
-void before(Wave& w, const Inst& in);  // are the registers that it reads written, and arrived?
-void after(Wave& w, const Inst& in);   // its destinations are written now
+// check.cpp: are the registers that an instruction reads written, and arrived? Only with checks on.
+void before(Wave& w, const Inst& in);
+void after(Wave& w, const Inst& in);           // its destinations are written now
 void read_scalar(Wave& w, const Operand& o);   // the same for scalar registers that a handler
 void write_scalar(Wave& w, const Operand& o);  // finds itself
+void passed_barrier(Wave& w);
+void lds_read(Wave& w, u32 begin, u32 size, int lane);
+// `value`: the bytes that a store writes; null when they depend on what is there.
+void lds_write(Wave& w, u32 begin, u32 size, int lane, bool atomic, const u8* value);
+void lds_filling(Wave& w, u32 begin, u32 size);  // by an LDS-DMA load that is on its way
+
+// check.cpp: what is under way (Launch::tracks).
 void issued(Wave& w, bool vm, bool lgkm, Outstanding op);
 void waited(Wave& w, u32 vm, u32 lgkm);
-void passed_barrier(Wave& w);
-void lds_touch(Wave& w, u32 begin, u32 size, int lane, bool write, bool atomic);
+
+// latency.cpp: memory operations that take effect later than they are issued.
+bool defers(const Inst& in);
+void defer(Wave& w, const Inst& in);
+void release(Wave& w, Outstanding& op, bool vm);  // a wait has let it out of its queue
+void land_some(Wave& w);  // maybe: an operation takes effect before a wait asks for it
 
 }  // namespace emu

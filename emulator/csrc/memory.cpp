@@ -150,7 +150,9 @@ void get(Wave& w, int code, int lane, u8* p, const Shape& s) {
 int registers(const Shape& s) { return s.bytes >= 4 ? int(s.bytes / 4) : 1; }
 
 // --- LDS bytes
-u8* lds_at(Wave& w, u64 address, u32 bytes, int lane, bool write, bool atomic = false) {
+// `value`: the bytes of a plain store.
+u8* lds_at(Wave& w, u64 address, u32 bytes, int lane, bool write, bool atomic = false,
+           const u8* value = nullptr) {
   auto& lds = w.wg->lds;
   if (address + bytes > lds.size()) {
     if (w.check())
@@ -163,7 +165,10 @@ u8* lds_at(Wave& w, u64 address, u32 bytes, int lane, bool write, bool atomic = 
   if (w.check()) {
     need_aligned(address, bytes, lane, "LDS");
     if (address % bytes && (bytes == 8 || bytes == 16)) w.wg->stats.lds_underaligned++;
-    lds_touch(w, u32(address), bytes, lane, write, atomic);
+    if (write)
+      lds_write(w, u32(address), bytes, lane, atomic, value);
+    else
+      lds_read(w, u32(address), bytes, lane);
   }
   return lds.data() + address;
 }
@@ -275,11 +280,12 @@ const u8* read_place(Wave& w, Space space, u64 address, u32 bytes, int lane) {
   if (w.check() && !w.wg->launch->unaligned) need_aligned(address, bytes, lane, "global");
   return w.launch().memory->load(address, bytes, lane, w.check());
 }
-u8* write_place(Wave& w, Space space, u64 address, u32 bytes, int lane) {
+u8* write_place(Wave& w, Space space, u64 address, u32 bytes, int lane, const u8* value) {
   if (space == Space::scratch) return scratch_at(w, address, bytes, lane, true);
   if (space == Space::flat && in_scratch(address))
     return scratch_at(w, u32(address), bytes, lane, true);
-  if (space == Space::flat && in_lds(address)) return lds_at(w, u32(address), bytes, lane, true);
+  if (space == Space::flat && in_lds(address))
+    return lds_at(w, u32(address), bytes, lane, true, false, value);
   if (w.check() && !w.wg->launch->unaligned) need_aligned(address, bytes, lane, "global");
   return w.launch().memory->store(address, bytes, lane);
 }
@@ -342,12 +348,12 @@ void store(Wave& w, const Inst& in, Shape s) {
       if (!((a.lanes >> l) & 1)) continue;
       get(w, in.data.code, l, bytes, s);
       if (r.structured ? in_range(r, offsets[l], 0) : in_range(r, offsets[l], s.bytes)) {
-        std::memcpy(write_place(w, space, a.at[l], s.bytes, l), bytes, s.bytes);
+        std::memcpy(write_place(w, space, a.at[l], s.bytes, l, bytes), bytes, s.bytes);
         touched |= 1ull << l;
       } else if (!r.structured) {
         for (u32 o = 0; o < s.bytes; o += unit)
           if (unit_in_range(w, r, offsets[l] + o, unit, l))
-            std::memcpy(write_place(w, space, a.at[l] + o, unit, l), bytes + o, unit);
+            std::memcpy(write_place(w, space, a.at[l] + o, unit, l, bytes + o), bytes + o, unit);
       }
     }
     a.lanes = touched;
@@ -356,7 +362,7 @@ void store(Wave& w, const Inst& in, Shape s) {
     for (int l = 0; l < kLanes; ++l) {
       if (!((a.lanes >> l) & 1)) continue;
       get(w, in.data.code, l, bytes, s);
-      if (u8* p = write_place(w, space, a.at[l], s.bytes, l)) std::memcpy(p, bytes, s.bytes);
+      if (u8* p = write_place(w, space, a.at[l], s.bytes, l, bytes)) std::memcpy(p, bytes, s.bytes);
     }
   }
   if (w.launch().count && space != Space::scratch) count_lines(w, a, s.bytes);
@@ -390,10 +396,10 @@ void dma(Wave& w, const Inst& in, u32 bytes) {
         continue;
       std::memcpy(got + o, read_place(w, Space::global, a.at[l] + o, 4, l), 4);
     }
-    if (u8* p = lds_at(w, to, bytes, l, true)) {
+    if (u8* p = lds_at(w, to, bytes, l, true, false, got)) {
       std::memcpy(p, got, bytes);
       if (w.check()) {
-        for (u32 i = 0; i < bytes; ++i) w.wg->marks[to + i].pending = 1;
+        lds_filling(w, to, bytes);
         op.dma.emplace_back(to, to + bytes);
       }
     }
@@ -775,7 +781,7 @@ void ds_write_at(Wave& w, int from, u64* at, Shape s, std::vector<std::pair<u32,
   for (int l = 0; l < kLanes; ++l)
     if ((exec >> l) & 1) {
       get(w, from, l, bytes, s);
-      if (u8* p = lds_at(w, at[l], s.bytes, l, true)) std::memcpy(p, bytes, s.bytes);
+      if (u8* p = lds_at(w, at[l], s.bytes, l, true, false, bytes)) std::memcpy(p, bytes, s.bytes);
       if (w.check()) writes.emplace_back(u32(at[l]), u32(at[l]) + s.bytes);
     }
   if (w.launch().count) count_banks(w, at, exec, s.bytes);

@@ -28,6 +28,7 @@ struct Failure {
   u32 wg[3] = {0, 0, 0};
   bool has_address = false;
   u64 address = 0;
+  Access earlier;
 };
 
 struct Setup {
@@ -37,14 +38,13 @@ struct Setup {
   u32 mode;
   u32 entry;
   i64 seed;  // -1: natural order
+  u64 latency_seed;
   int threads;
 };
 
 void unimplemented(Wave& w, const Inst& in) {
   throw Fault("unimplemented", "instruction " + w.launch().program->names[size_t(in.name)]);
 }
-
-constexpr u32 kPoison = 0x7fa5a5a5u;  // a signalling NaN: what nothing wrote
 
 void bad_registers(Wave& w, const Inst& in) {
   throw Fault("register out of range", "instruction " + w.launch().program->names[size_t(in.name)] +
@@ -87,7 +87,7 @@ struct Worker {
     }
     group.launch = &launch;
     group.lds.resize(launch.lds_size);
-    if (launch.check) group.marks.resize(launch.lds_size);
+    if (launch.check) group.marks.resize(launch.lds_size), group.history.resize(launch.lds_size);
   }
 
   void reset(Wave& w) {
@@ -150,7 +150,7 @@ struct Worker {
   }
 
   // Runs one wave until it waits, ends, or has had its turn.
-  template <bool Check>
+  template <bool Check, bool Defer>
   void turn(Wave& w) {
     Program& p = *launch.program;
     const Inst* insts = p.insts.data();
@@ -173,22 +173,38 @@ struct Worker {
       }
       counts[in.index]++;
       if (Check) before(w, in);
-      in.run(w, in);
+      if (Defer && defers(in))
+        defer(w, in);
+      else
+        in.run(w, in);
       if (Check) after(w, in);
+      if (Defer && launch.latency == Launch::random) land_some(w);
     }
+    if (Defer && w.status == Wave::done) waited(w, 0, 0);
     if (launch.max_instructions && w.executed > launch.max_instructions)
       throw Fault(
           "instruction limit",
           "a wave executed more than " + std::to_string(launch.max_instructions) + " instructions");
   }
 
+  u32 pc_of(u32 index) const {
+    auto& insts = launch.program->insts;
+    return insts[std::min<size_t>(index, insts.size() - 1)].pc;
+  }
+
   bool run_group(const u32* id, std::mt19937_64* random) {
     std::copy(id, id + 3, group.id);
     group.phase = 0;
     group.stats = Stats();
+    group.issued.clear();
     std::fill(group.lds.begin(), group.lds.end(), u8(0xa5));
     std::fill(group.marks.begin(), group.marks.end(), LdsMark());
-    for (auto& w : waves) reset(*w);
+    for (auto& w : waves) {
+      reset(*w);
+      std::seed_seq seeds{
+          u32(setup.latency_seed), u32(setup.latency_seed >> 32), id[0], id[1], id[2], u32(w->id)};
+      if (launch.latency == Launch::random) w->random.seed(seeds);
+    }
     std::vector<Wave*> order;
     for (auto& w : waves) order.push_back(w.get());
     size_t alive = order.size();
@@ -198,20 +214,22 @@ struct Worker {
       for (Wave* w : order) {
         if (w->status == Wave::ready) {
           try {
-            if (launch.check)
-              turn<true>(*w);
+            if (launch.latency == Launch::early)
+              launch.check ? turn<true, false>(*w) : turn<false, false>(*w);
             else
-              turn<false>(*w);
+              launch.check ? turn<true, true>(*w) : turn<false, true>(*w);
           } catch (const Fault& f) {
+            // A deferred operation may be another wave's.
+            for (Wave* other : order)
+              if (other->landing) w = other;
             failure.set = true;
             failure.kind = f.kind, failure.what = f.what(), failure.lane = f.lane,
             failure.wave = w->id;
             failure.has_address = f.has_address, failure.address = f.address;
-            u32 at = w->pc ? w->pc - 1 : 0;
+            failure.earlier = f.earlier;
             // A branch has moved pc already: the last executed one is what failed only for faults
             // inside it.
-            failure.pc =
-                launch.program->insts[std::min<size_t>(at, launch.program->insts.size() - 1)].pc;
+            failure.pc = pc_of(w->current());
             std::copy(id, id + 3, failure.wg);
             return false;
           }
@@ -288,6 +306,7 @@ struct PyProgram {
         bad.run = bad_registers;
         in = bad;
       }
+      in.merges = p.names[size_t(in.name)].find("_d16") != std::string::npos;
       p.at[in.pc / 4] = i32(k);
       p.insts.push_back(in);
     }
@@ -365,6 +384,11 @@ py::dict run(PyProgram& program, PyMemory& memory, py::dict d) {
   launch.max_instructions = d["max_instructions"].cast<u64>();
   launch.unaligned = d["unaligned"].cast<bool>();
   launch.straddling = Launch::Straddling(d["straddling"].cast<int>());
+  launch.strict_races = d["strict_races"].cast<bool>();
+  launch.latency = d["latency"].cast<std::string>() == "early"  ? Launch::early
+                   : d["latency"].cast<std::string>() == "late" ? Launch::late
+                                                                : Launch::random;
+  setup.latency_seed = d["latency_seed"].cast<u64>();
   auto grid = d["grid"].cast<std::array<u32, 3>>(), block = d["block"].cast<std::array<u32, 3>>();
   std::copy(grid.begin(), grid.end(), setup.grid);
   std::copy(block.begin(), block.end(), setup.block);
@@ -420,6 +444,8 @@ py::dict run(PyProgram& program, PyMemory& memory, py::dict d) {
       e["lane"] = f.lane < 0 ? py::object(py::none()) : py::object(py::int_(f.lane));
       e["address"] = f.has_address ? py::object(py::int_(f.address)) : py::object(py::none());
       e["workgroup"] = py::make_tuple(f.wg[0], f.wg[1], f.wg[2]);
+      e["earlier"] = f.earlier.wave < 0 ? py::object(py::none())
+                                        : py::make_tuple(w->pc_of(f.earlier.index), f.earlier.wave);
       out["fault"] = e;
     }
   }

@@ -280,7 +280,7 @@ S_OP("s_call_b64", put64(w, in, next_address(w, in)); jump(w, in);)
 S_OP("s_endpgm", (void)in; w.status = Wave::done;)
 S_OP("s_barrier", (void)in; w.status = Wave::barrier;)
 S_OP("s_waitcnt", u32 x = u32(in.simm);
-     if (w.check()) waited(w, (x & 15) | ((x >> 10) & 48), (x >> 8) & 15);)
+     if (w.launch().tracks()) waited(w, (x & 15) | ((x >> 10) & 48), (x >> 8) & 15);)
 #define NO_OP(name) EMU_HANDLER(name, [](Wave&, const Inst&) {})
 NO_OP("s_nop")
 NO_OP("s_sleep")

@@ -226,22 +226,30 @@ V3("v_sad_u16", U, U, [](u32 x, u32 y, u32 z) {
 }(a, b, c))
 V3("v_sad_u32", U, U, (a > b ? a - b : b - a) + c)
 
+// One bit of the table, which sits in the modifier fields, for every combination of source bits.
+template <Type T>
 void v_bitop3(Wave& w, const Inst& in) {
   Lanes b0, b1, b2, out;
   Inst plain = in;
   plain.neg = plain.abs = plain.omod = 0;
   u32 table = (in.omod << 6) | (in.abs << 3) | in.neg;
-  const u32 *a = source<U>(w, plain, 0, b0), *b = source<U>(w, plain, 1, b1),
-            *c = source<U>(w, plain, 2, b2);
+  const u32 *a = source<T>(w, plain, 0, b0), *b = source<T>(w, plain, 1, b1),
+            *c = source<T>(w, plain, 2, b2);
   for (int i = 0; i < kLanes; ++i) out.x[i] = 0;
   for (int k = 0; k < 8; ++k) {
     if (!((table >> k) & 1)) continue;
     u32 na = k & 4 ? 0 : ~0u, nb = k & 2 ? 0 : ~0u, nc = k & 1 ? 0 : ~0u;
     for (int i = 0; i < kLanes; ++i) out.x[i] |= (a[i] ^ na) & (b[i] ^ nb) & (c[i] ^ nc);
   }
+  if (T == H) {
+    const u32* d = w.vgpr(in.dst.code);
+    for (int i = 0; i < kLanes; ++i)
+      out.x[i] = in.opsel & 8 ? (d[i] & 0xffff) | (out.x[i] << 16) : out.x[i] & 0xffff;
+  }
   store32(w, plain, out.x);
 }
-EMU_HANDLER("v_bitop3_b32", v_bitop3)
+EMU_HANDLER("v_bitop3_b32", v_bitop3<U>)
+EMU_HANDLER("v_bitop3_b16", v_bitop3<H>)
 
 // --- integers
 void add_sub(Wave& w, const Inst& in, bool is_signed, int form) {  // form 0 a+b, 1 a-b, 2 b-a

@@ -141,13 +141,126 @@ def test_lds_race() -> None:
     assert {fault(again.format(""), seed=s).kind for s in range(6)} == {"LDS race"}
 
 
+EQUAL = """G void k(const int* x, int* y) {{
+  LDS volatile int s[64];
+  s[T & 63] = x[{stored}];
+  {between}
+  y[T] = s[T & 63];
+}}"""
+
+
+def test_equal_stores_are_no_race() -> None:
+    """Waves that store one value to the same bytes: no order of theirs can be told from another."""
+    same = EQUAL.format(stored="T & 63", between="FENCED_BARRIER;")
+    own = EQUAL.format(stored="T & 63", between="")
+    other = EQUAL.format(stored="T", between="FENCED_BARRIER;")
+    one = EQUAL.format(stored="T == 70 ? 7 : x[T & 63]", between="FENCED_BARRIER;")
+    for seed in (None, 1, 2):
+        assert fault(same, seed=seed) is None
+        assert fault(own, seed=seed) is None  # each wave reads what it stored itself
+        for source in (same, own):
+            assert fault(source, seed=seed, strict_races=True).kind == "LDS race"
+        assert fault(other, seed=seed).kind == "LDS race"
+    error = fault(one, args=[np.arange(256, dtype=np.int32) % 64, np.zeros(256, np.int32)])
+    assert error.kind == "LDS race" and error.lane == 6 and error.address == 6 * 4
+
+
+def test_equal_stores_and_a_reader() -> None:
+    """A third wave still needs the barrier, and an atomic next to a store does."""
+    third = """G void k(const int* x, int* y) {
+  LDS volatile int s[64];
+  if (T < 128) s[T & 63] = x[T & 63];
+  y[T] = s[T & 63];
+}"""
+    assert fault(third, block=192).kind == "LDS race"
+    atomic = """G void k(const int* x, int* y) {
+  LDS int s[64];
+  if (T < 64) s[T] = x[T];
+  FENCED_BARRIER;
+  if (T < 64) __hip_atomic_fetch_add(&s[T & 63], y[T], __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+  else *(volatile int*)&s[T & 63] = x[T & 63];
+}"""
+    assert fault(atomic).kind == "LDS race"
+    # What is there already may be stored again while others read it.
+    again = """G void k(const int* x, int* y) {{
+  LDS volatile int s[64];
+  s[T & 63] = x[T & 63];
+  FENCED_BARRIER;
+  y[T] = s[T & 63];
+  s[T & 63] = x[T & 63] {};
+}}"""
+    assert fault(again.format("")) is None
+    assert fault(again.format(""), strict_races=True).kind == "LDS race"
+    assert fault(again.format("+ 1")).kind == "LDS race"
+
+
+def test_race_names_both_accesses() -> None:
+    """The earlier one too: mnemonic, place, wave and source line."""
+    source = """G void k(const int* x, int* y) {
+  LDS volatile int s[128];
+  s[T] = x[T];
+  FENCED_BARRIER;
+  int got = s[T ^ 64];
+  s[T] = 1;
+  y[T] = got + s[127 - T];
+}"""
+    line = PRELUDE.count("\n") + 1
+    for seed in range(3):
+        error = fault(source, flags=("-g",), seed=seed)
+        assert error.kind == "LDS race" and error.earlier.wave == 1 - error.wave
+        assert "load" in error.instruction and error.source.endswith(f":{line + 4}")
+        assert "store" in error.earlier.instruction and error.earlier.pc > error.pc
+        assert error.earlier.source.endswith(f":{line + 5}")
+        assert f"earlier: {error.earlier}" in str(error)
+
+
+def test_write_after_read_names_the_other_reader() -> None:
+    """Also where the wave that writes has read the byte first."""
+    both_read = """
+  v_mov_b32 v5, 0
+  v_mov_b32 v60, 1
+  ds_write_b32 v5, v60
+  s_waitcnt lgkmcnt(0)
+  s_barrier
+  ds_read_b32 v60, v5
+  s_waitcnt lgkmcnt(0)
+  v_cmp_gt_u32 vcc, 64, v0
+  s_cbranch_vccz .Lend
+  s_mov_b32 s20, 0x80000
+.Lspin:
+  s_sub_u32 s20, s20, 1
+  s_cmp_lg_u32 s20, 0
+  s_cbranch_scc1 .Lspin
+  ds_write_b32 v5, v10
+.Lend:"""
+    error = assembly_fault(both_read, lds=64, block=128)
+    assert error.kind == "LDS race" and (error.wave, error.earlier.wave) == (0, 1)
+    assert "ds_write_b32" in error.instruction and "ds_read_b32" in error.earlier.instruction
+
+
+@pytest.mark.parametrize("load,use", [
+    ("global_load_dword v60, v1, s[4:5]", "v_add_u32 v60, v60, v60"),
+    ("ds_bpermute_b32 v60, v1, v10", "v_add_u32 v60, v60, v60"),
+    ("s_load_dword s20, s[4:5], 0x0", "v_mov_b32 v60, s20"),
+    ("s_load_dwordx2 vcc, s[4:5], 0x0", "s_cbranch_vccz .Lon\n.Lon:\n  v_mov_b32 v60, 0"),
+    ("global_load_lds_dword v5, s[4:5]", "ds_read_b32 v60, v5"),
+])  # fmt: skip
+def test_missing_wait_names_both(load: str, use: str) -> None:
+    before = "  v_lshlrev_b32 v5, 2, v0\n  s_mov_b32 m0, 0\n"
+    error = assembly_fault(f"{before}  {load}\n  s_nop 0\n  {use}", lds=256)
+    assert error.kind == "missing wait" and error.earlier.wave == 0
+    assert error.earlier.instruction.startswith(load.split()[0]) and error.earlier.pc < error.pc
+    assert use.split()[0].split("_b32")[0] in error.instruction and "earlier: " in str(error)
+
+
 def test_barrier_without_wait() -> None:
     """A barrier does not wait for an LDS write: without s_waitcnt the other wave may still see old
     data."""
     write = "  v_lshlrev_b32 v5, 2, v0\n  v_sub_u32 v6, 127, v0\n  v_lshlrev_b32 v6, 2, v6\n  ds_write_b32 v5, v10\n"
     read = "  s_barrier\n  ds_read_b32 v60, v6"
     assert assembly_fault(write + "  s_waitcnt lgkmcnt(0)\n" + read, lds=512, block=128) is None
-    assert assembly_fault(write + read, lds=512, block=128).kind == "LDS race"
+    error = assembly_fault(write + read, lds=512, block=128)
+    assert error.kind == "LDS race" and "ds_write_b32" in error.earlier.instruction
 
 
 @pytest.mark.parametrize("load,wait", [

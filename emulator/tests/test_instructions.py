@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from assemble import assemble, instruction_kernel, kernel, module
+from assemble import assemble, instruction_kernel, kernel, module, run_lines
 from pseudocode import Machine, Parser, Unsupported, Val, execute, table, to_float
 from tinygrad.renderer.amd.dsl import OPERANDS
 from tinygrad.runtime.autogen.amd.cdna import enum as tables
@@ -31,7 +31,7 @@ OTHER_ORACLE = {
     "v_cvt_pkrtz_f16_f32",  # needs another rounding mode
     "v_readfirstlane_b32", "v_readlane_b32", "v_writelane_b32", "v_swap_b32", "v_nop",
     "v_permlane16_swap_b32", "v_permlane32_swap_b32", "v_mov_b64",
-    "v_mad_mix_f32", "v_mad_mixlo_f16", "v_mad_mixhi_f16", "v_bitop3_b32", "v_fmamk_f32", "v_fmaak_f32",
+    "v_mad_mix_f32", "v_mad_mixlo_f16", "v_mad_mixhi_f16", "v_bitop3_b32", "v_bitop3_b16", "v_fmamk_f32", "v_fmaak_f32",
     "v_div_scale_f32", "v_div_fmas_f32", "v_div_fixup_f32", "v_pk_mov_b32",
     "v_div_scale_f64", "v_div_fmas_f64", "v_div_fixup_f64",  # a whole division is tested
     "v_fract_f16", "v_frexp_exp_i16_f16", "v_div_fixup_f16", "v_fract_f64", "v_frexp_exp_i32_f64",  # as for float32
@@ -274,6 +274,35 @@ def test_vector(name: str) -> None:
             assert out[lane, 2] == (after["VCC"].bits >> (lane % 64) & 1), text
         if name in ("v_mad_u64_u32", "v_mad_i64_i32"):
             assert out[lane, 2] == (after["D1"].bits & 1), text
+
+
+@pytest.mark.parametrize("name", ["v_bitop3_b32", "v_bitop3_b16"])
+def test_bitop3(name: str) -> None:
+    """The table is in the instruction, so the pseudocode gets it by hand."""
+    first, text = PSEUDOCODE[name].split("\n", 1)
+    assert first.startswith("TTBL = { INST.")
+    tables = [0x1B, 0x96, 0xE8, 0x80, 0x01, 0xFE]
+    lines = "\n".join(f"  {name} v{60 + i}, v10, v11, v12 bitop3:{t}" for i, t in enumerate(tables))
+    data = np.random.default_rng(3).integers(0, 1 << 32, (64, 3), dtype=np.uint32)
+    out = run_lines(lines, data, len(tables))
+    width = 16 if name.endswith("b16") else 32
+    for (lane, i), got in np.ndenumerate(out):
+        state = {f"S{k}": Val(int(data[lane, k]), "b", 32) for k in range(3)}
+        state |= {"TTBL": Val(tables[i], "b", 32), "D": Val(0, "b", 32)}
+        want = execute(text, state, lane)["D"].bits & ((1 << width) - 1)
+        assert got == want, f"{name} bitop3:{tables[i]:#x} lane {lane}: {got:08x}, want {want:08x}"
+
+
+def test_bitop3_halves() -> None:
+    """op_sel picks a half of each source and of the destination, which keeps its other half."""
+    data = np.random.default_rng(4).integers(0, 1 << 32, (64, 4), dtype=np.uint32)
+    a, b, c, d = data.T
+    lines = """  v_mov_b32 v60, v13
+  v_bitop3_b16 v60, v10, v11, v12 bitop3:0x96 op_sel:[1,0,1,1]
+  v_bitop3_b16 v61, v10, v11, v12 bitop3:0x96 op_sel:[0,1,0,0]"""
+    out = run_lines(lines, data, 2)
+    assert (out[:, 0] == (d & 0xFFFF | ((a >> 16 ^ b ^ c >> 16) << np.uint32(16)))).all()
+    assert (out[:, 1] == ((a ^ b >> 16 ^ c) & 0xFFFF)).all()
 
 
 def writes_16_bits(name: str) -> bool:

@@ -22,7 +22,9 @@ TARGET = GPUTarget("hip", "gfx950", 64)
 WARPS = 4
 
 
-def launch(function, signature: dict, constants: dict, grid, args: list, **options) -> emu.Stats:
+def launch(
+    function, signature: dict, constants: dict, grid, args: list, latency=None, **options
+) -> emu.Stats:
     """Compiles for gfx950, loads, runs. Triton's own trailing pointer arguments are null."""
     signature = signature | dict.fromkeys(constants, "constexpr")
     built = triton.compile(
@@ -36,7 +38,9 @@ def launch(function, signature: dict, constants: dict, grid, args: list, **optio
     args = args + [None] * (sum(not a.hidden for a in info.args) - len(args))
     assert not obj.unimplemented()
     lds = max(0, built.metadata.shared - info.lds_bytes)
-    return obj.run(name, grid=grid, block=64 * WARPS, args=args, dynamic_lds=lds)
+    return obj.run(
+        name, grid=grid, block=64 * WARPS, args=args, dynamic_lds=lds, latency=latency, seed=1
+    )
 
 
 @triton.jit
@@ -75,17 +79,66 @@ def matmul(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def scaled_matmul(
-    a, sa, b, sb, c, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, A_FORMAT: tl.constexpr, A_PER_BYTE: tl.constexpr
+    a, sa, b, sb, c, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    A_FORMAT: tl.constexpr, A_PER_BYTE: tl.constexpr, B_FORMAT: tl.constexpr, B_PER_BYTE: tl.constexpr,
 ):  # fmt: skip
     i, j = tl.arange(0, BM)[:, None], tl.arange(0, BN)
-    ka, kb = tl.arange(0, K // A_PER_BYTE)[None, :], tl.arange(0, K // 2)[:, None]
+    ka, kb = tl.arange(0, K // A_PER_BYTE)[None, :], tl.arange(0, K // B_PER_BYTE)[:, None]
     groups = tl.arange(0, K // 32)[None, :]
     left = tl.load(a + i * (K // A_PER_BYTE) + ka)
-    right = tl.load(b + j[None, :] * (K // 2) + kb)
+    right = tl.load(b + j[None, :] * (K // B_PER_BYTE) + kb)
     left_scale = tl.load(sa + i * (K // 32) + groups)
     right_scale = tl.load(sb + j[:, None] * (K // 32) + groups)
-    acc = tl.dot_scaled(left, left_scale, A_FORMAT, right, right_scale, "e2m1")
+    acc = tl.dot_scaled(left, left_scale, A_FORMAT, right, right_scale, B_FORMAT)
     tl.store(c + i * BN + j[None, :], acc)
+
+
+@triton.jit
+def attention(q, k, v, out, length, scale, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr):
+    """Causal, one head; the softmax is summed up block by block."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    channel = tl.arange(0, D)
+    query = tl.load(q + rows[:, None] * D + channel[None, :])
+    top = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    for first in range(0, length, BN):
+        columns = first + tl.arange(0, BN)
+        key = tl.load(k + columns[None, :] * D + channel[:, None])
+        score = tl.dot(query, key) * scale
+        score = tl.where(columns[None, :] <= rows[:, None], score, float("-inf"))
+        higher = tl.maximum(top, tl.max(score, 1))
+        weight = tl.exp2(score - higher[:, None])
+        shrink = tl.exp2(top - higher)
+        value = tl.load(v + columns[:, None] * D + channel[None, :])
+        acc = acc * shrink[:, None] + tl.dot(weight.to(tl.float16), value)
+        total = total * shrink + tl.sum(weight, 1)
+        top = higher
+    tl.store(out + rows[:, None] * D + channel[None, :], acc / total[:, None])
+
+
+@triton.jit
+def count_bins(x, out, N: tl.constexpr, BINS: tl.constexpr):
+    counts = tl.histogram(tl.load(x + tl.arange(0, N)), BINS)
+    tl.store(out + tl.arange(0, BINS), counts)
+
+
+@triton.jit
+def sort_rows(x, out, M: tl.constexpr, N: tl.constexpr, DOWN: tl.constexpr):
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(out + at, tl.sort(tl.load(x + at), 1, descending=DOWN))
+
+
+@triton.jit
+def gather_rows(
+    x, index, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, AXIS: tl.constexpr
+):
+    source = tl.load(x + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])
+    if AXIS == 0:
+        at = tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :]
+    else:
+        at = tl.arange(0, M)[:, None] * K + tl.arange(0, K)[None, :]
+    tl.store(out + at, tl.gather(source, tl.load(index + at), AXIS))
 
 
 def test_elementwise() -> None:
@@ -195,35 +248,105 @@ def fp4_values(packed: np.ndarray) -> np.ndarray:
     return FP4[np.stack([packed & 15, packed >> 4], -1).reshape(packed.shape[0], -1)]
 
 
-@pytest.mark.parametrize("a_format", ["e2m1", "e4m3"])
+FP8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+POINTER = {"e2m1": "*u8", "e4m3": "*fp8e4nv", "e5m2": "*fp8e5"}
+
+
+def random_codes(rng: np.random.Generator, rows: int, k: int, kind: str) -> np.ndarray:
+    """Every finite code of the format, as bytes [rows, k or k / 2]."""
+    if kind == "e2m1":
+        return rng.integers(0, 256, (rows, k // 2)).astype(np.uint8)
+    codes = rng.integers(0, 256, (rows, k)).astype(np.uint8)
+    codes[~np.isfinite(codes.view(FP8[kind]).astype(np.float32))] = 0
+    return codes
+
+
+def scaled_values(codes: np.ndarray, scales: np.ndarray, kind: str) -> np.ndarray:
+    values = fp4_values(codes) if kind == "e2m1" else codes.view(FP8[kind]).astype(np.float64)
+    return values * np.exp2(scales.astype(float) - 127).repeat(32, 1)
+
+
+@pytest.mark.parametrize("a_format", list(POINTER))
+@pytest.mark.parametrize("b_format", list(POINTER))
 @pytest.mark.parametrize("dim", [16, 32])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_dot_scaled(a_format: str, dim: int, seed: int) -> None:
+def test_dot_scaled(a_format: str, b_format: str, dim: int) -> None:
     """Random codes, a random scale for every block of 32; equals the float64 product to float32
     rounding."""
-    rng, K = np.random.default_rng(seed), 256
-    per_byte = 2 if a_format == "e2m1" else 1
-    a = rng.integers(0, 256, (64, K // per_byte)).astype(np.uint8)
-    if a_format == "e4m3":
-        a[a & 127 == 127] = 0  # NaN
-    b = rng.integers(0, 256, (64, K // 2)).astype(np.uint8)
+    rng, K = np.random.default_rng(dim), 256
+    a, b = random_codes(rng, 64, K, a_format), random_codes(rng, 64, K, b_format)
     sa, sb = rng.integers(118, 137, (2, 64, K // 32)).astype(np.uint8)
     c = np.zeros((64, 64), np.float32)
-    signature = {
-        "a": "*u8" if a_format == "e2m1" else "*fp8e4nv",
-        "sa": "*u8",
-        "b": "*u8",
-        "sb": "*u8",
-        "c": "*fp32",
-    }
-    constants = {"K": K, "BM": 64, "BN": 64, "A_FORMAT": a_format, "A_PER_BYTE": per_byte}
+    signature = {"a": POINTER[a_format], "sa": "*u8", "b": POINTER[b_format], "sb": "*u8", "c": "*fp32"}  # fmt: skip
+    constants = {"K": K, "BM": 64, "BN": 64, "A_FORMAT": a_format, "B_FORMAT": b_format}
+    constants |= {"A_PER_BYTE": 1 + (a_format == "e2m1"), "B_PER_BYTE": 1 + (b_format == "e2m1")}
     stats = launch(scaled_matmul, signature, constants, 1, [a, sa, b, sb, emu.Uninitialized(c)],
                    matrix_instr_nonkdim=dim)  # fmt: skip
-    left = (
-        fp4_values(a) if a_format == "e2m1" else a.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
-    )
-    left = left * np.exp2(sa.astype(float) - 127).repeat(32, 1)
-    right = fp4_values(b) * np.exp2(sb.astype(float) - 127).repeat(32, 1)
-    bound = np.abs(left) @ np.abs(right).T * 2.0**-22
+    left, right = scaled_values(a, sa, a_format), scaled_values(b, sb, b_format)
+    # Each block of 32 is rounded and added. One e5m2 product may outweigh all others: then every
+    # addition rounds at its size.
+    roundings = K // 32 + 1 if "e5m2" in (a_format, b_format) else 4
+    bound = np.abs(left) @ np.abs(right).T * roundings * 2.0**-24
     assert (np.abs(c - left @ right.T) <= bound).all()
     assert stats.mnemonics[f"v_mfma_scale_f32_{dim}x{dim}x{2048 // dim}_f8f6f4"]
+
+
+LATENCIES = ["early", "late", 1]
+
+
+@pytest.mark.parametrize("dim", [16, 32])
+@pytest.mark.parametrize("latency", LATENCIES)
+def test_attention(dim: int, latency: str | int) -> None:
+    length, width, block = 128, 64, 64
+    rng = np.random.default_rng(5)
+    q, k, v = rng.standard_normal((3, length, width)).astype(np.float16)
+    out = np.zeros((length, width), np.float32)
+    scale = float(width**-0.5 / np.log(2))
+    signature = dict.fromkeys(("q", "k", "v"), "*fp16") | {"out": "*fp32", "length": "i32", "scale": "fp32"}  # fmt: skip
+    stats = launch(attention, signature, {"BM": block, "BN": block, "D": width}, length // block,
+                   [q, k, v, emu.Uninitialized(out), length, scale], latency, matrix_instr_nonkdim=dim)  # fmt: skip
+    score = q.astype(np.float64) @ k.astype(np.float64).T * scale
+    score[np.triu_indices(length, 1)] = -np.inf
+    weight = np.exp2(score - score.max(1, keepdims=True))
+    weight /= weight.sum(1, keepdims=True)
+    # The weights are rounded to float16, everything else is float32.
+    bound = weight @ np.abs(v.astype(np.float64)) * 2.0**-10
+    assert (np.abs(out - weight @ v.astype(np.float64)) <= bound).all()
+    assert any(f"v_mfma_f32_{dim}x{dim}x" in name for name in stats.mnemonics)
+
+
+@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize("bins", [16, 256])
+def test_histogram(bins: int, latency: str | int) -> None:
+    x = np.random.default_rng(6).binomial(bins - 1, 0.3, 2048).astype(np.int32)
+    out = np.zeros(bins, np.int32)
+    args = [x, emu.Uninitialized(out)]
+    launch(count_bins, {"x": "*i32", "out": "*i32"}, {"N": 2048, "BINS": bins}, 1, args, latency)
+    assert (out == np.bincount(x, minlength=bins)).all()
+
+
+@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize("kind,down", [("i8", False), ("i8", True), ("fp32", False)])
+def test_sort(kind: str, down: bool, latency: str | int) -> None:
+    dtype = {"i8": np.int8, "fp32": np.float32}[kind]
+    x = np.random.default_rng(7).integers(-(1 << 15), 1 << 15, (4, 128)).astype(dtype)
+    out = np.zeros_like(x)
+    constants = {"M": 4, "N": 128, "DOWN": down}
+    args = [x, emu.Uninitialized(out)]
+    launch(sort_rows, {"x": f"*{kind}", "out": f"*{kind}"}, constants, 1, args, latency)
+    want = np.sort(x, 1)
+    assert (out == (want[:, ::-1] if down else want)).all()
+
+
+@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_gather(axis: int, latency: str | int) -> None:
+    """Along both axes, within a wave and across waves."""
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal((64, 32)).astype(np.float32)
+    shape = (128, 32) if axis == 0 else (64, 128)
+    index = rng.integers(0, x.shape[axis], shape).astype(np.int32)
+    out = np.zeros(shape, np.float32)
+    constants = {"M": 64, "N": 32, "K": 128, "AXIS": axis}
+    signature = {"x": "*fp32", "index": "*i32", "out": "*fp32"}
+    launch(gather_rows, signature, constants, 1, [x, index, emu.Uninitialized(out)], latency)
+    assert (out == np.take_along_axis(x, index, axis)).all()

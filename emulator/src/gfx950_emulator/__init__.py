@@ -9,7 +9,7 @@ stats = obj.run("kernel", grid=(4, 1, 1), block=(256, 1, 1), args=[x, y, 1000])
 from .arguments import Struct, Uninitialized
 from .core import core as _core
 from .elf import Argument, KernelInfo
-from .errors import EmulatorError
+from .errors import Access, EmulatorError
 from .program import Object, load
 from .stats import Floor, Stats
 
@@ -20,6 +20,6 @@ def implemented() -> set[str]:
 
 
 __all__ = [
-    "Argument", "EmulatorError", "Floor", "KernelInfo", "Object", "Stats", "Struct",
+    "Access", "Argument", "EmulatorError", "Floor", "KernelInfo", "Object", "Stats", "Struct",
     "Uninitialized", "implemented", "load",
 ]  # fmt: skip

@@ -61,9 +61,9 @@ _SCALE_LOAD = (0b110100111 << 7) | tables.VOP3POp.V_MFMA_LD_SCALE_B32.value
 _COPIES = frozenset(
     "v_mov_b32 v_mov_b64 v_accvgpr_read v_accvgpr_write v_accvgpr_mov_b32 v_cndmask_b32 "
     "v_perm_b32 v_bfi_b32 v_and_b32 v_or_b32 v_and_or_b32 v_lshl_or_b32 v_or3_b32 v_lshlrev_b32 "
-    "v_lshrrev_b32 v_bfe_u32 v_alignbit_b32 v_pk_mov_b32 v_bitop3_b32 s_mov_b32 s_mov_b64 "
-    "s_cselect_b32 s_cselect_b64 s_cmov_b32 s_cmov_b64 v_pack_b32_f16 s_pack_ll_b32_b16 "
-    "s_pack_lh_b32_b16 s_pack_hh_b32_b16 s_and_b64 s_or_b64".split()
+    "v_lshrrev_b32 v_bfe_u32 v_alignbit_b32 v_pk_mov_b32 v_bitop3_b32 v_bitop3_b16 "
+    "s_mov_b32 s_mov_b64 s_cselect_b32 s_cselect_b64 s_cmov_b32 s_cmov_b64 v_pack_b32_f16 "
+    "s_pack_ll_b32_b16 s_pack_lh_b32_b16 s_pack_hh_b32_b16 s_and_b64 s_or_b64".split()
 )
 _LOW_SUMS = frozenset("v_mad_u64_u32 v_mad_i64_i32".split())
 _OWN = frozenset("v_readfirstlane_b32 v_readlane_b32 v_writelane_b32".split())

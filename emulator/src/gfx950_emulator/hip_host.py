@@ -10,6 +10,7 @@ functions that `attach` hands over. Environment, read at every launch:
     GFX950_EMULATOR_ALIGNED=1      global accesses must be aligned; by default any address will do,
                                    as under ROCm
     GFX950_EMULATOR_SEED=n         shuffle the order of workgroups and waves
+    GFX950_EMULATOR_LATENCY=late   (early, a seed) when memory operations take effect (Object.run)
     GFX950_EMULATOR_THREADS=n      worker threads
     GFX950_EMULATOR_TRACE=1        one line per launch on stderr
 """

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import arguments, decode, elf
 from .core import core
-from .errors import EmulatorError
+from .errors import Access, EmulatorError
 from .stats import Stats
 
 _ENABLE_DISPATCH, _ENABLE_QUEUE, _ENABLE_KERNARG, _ENABLE_DISPATCH_ID, _ENABLE_PRIVATE = (
@@ -61,6 +61,8 @@ class Object:
         max_instructions: int = 0,
         unaligned: bool = False,
         straddling: str | None = None,
+        strict_races: bool = False,
+        latency: str | int | None = None,
         host_regions: Sequence[tuple[int, int, bool, int, str]] = (),
     ) -> Stats:
         """Runs one kernel over `grid` workgroups of `block` work items; arrays among the arguments
@@ -80,6 +82,11 @@ class Object:
         straddling: what a dword of a buffer is that begins before num_records and ends behind it:
         "fault", "outside" (reads 0, writes nothing; as documented) or "inside" (as one of AMD's
         kernels needs). Default: "fault" with checks, else "outside".
+        strict_races: a store to LDS is a race also where it stores the bytes that are there.
+        latency: when memory operations take effect. "early": at once. "late": when an s_waitcnt (or
+        a full counter) forces them; until then a destination holds poison, and stores are not
+        visible. A non-negative int: at some moment between, by that seed. Default:
+        GFX950_EMULATOR_LATENCY, else "early". None of them depends on `check`.
         host_regions: host memory usable at its true address, as (address, bytes, writable, address
         of a byte map of
         what was written or 0, label), ascending and disjoint; raw pointers inside arguments may
@@ -108,6 +115,7 @@ class Object:
         straddling = straddling or ("fault" if check else "outside")
         if straddling not in _STRADDLING:
             raise ValueError(f"straddling: expected one of {_STRADDLING}, got {straddling!r}")
+        latency, latency_seed = _latency(latency)
         count = check if count is None else count
         memory = arguments.Memory(count)
         memory.native.map_host(list(host_regions))
@@ -136,6 +144,9 @@ class Object:
                 "max_instructions": max_instructions,
                 "unaligned": unaligned,
                 "straddling": _STRADDLING.index(straddling),
+                "strict_races": strict_races,
+                "latency": latency,
+                "latency_seed": latency_seed,
                 "grid": list(launch.grid),
                 "block": list(launch.block),
                 "sgprs": sgprs,
@@ -202,14 +213,38 @@ class Object:
         return words + [0] * (info.user_sgprs - len(words))
 
     def _error(self, kernel: str, fault: dict) -> EmulatorError:
-        pc = fault["pc"]
-        inst = decode.instruction(self._code[pc : pc + 16])
-        text = repr(inst) if inst is not None else "(not an instruction)"
+        text, source = self._place(fault["pc"])
+        earlier = None
+        if fault["earlier"] is not None:
+            pc, wave = fault["earlier"]
+            earlier = Access(*self._place(pc), pc, wave)
+        return EmulatorError(kernel, text, fault, source, earlier)
+
+    def _place(self, pc: int) -> tuple[str, str | None]:
+        """Text and source line of the instruction at byte `pc` of the code."""
         from .debug_line import lookup
 
-        return EmulatorError(
-            kernel, text, fault, lookup(self._object.sections, self._object.code[0] + pc)
-        )
+        inst = decode.instruction(self._code[pc : pc + 16])
+        text = repr(inst) if inst is not None else "(not an instruction)"
+        return text, lookup(self._object.sections, self._object.code[0] + pc)
+
+
+def _latency(value: str | int | None) -> tuple[str, int]:
+    """(mode, seed) of the argument `latency`, or of the environment where it is None."""
+    name = "latency"
+    if value is None:
+        name = "GFX950_EMULATOR_LATENCY"
+        value = os.environ.get(name) or "early"
+        value = int(value) if value.isdecimal() else value
+    if value in ("early", "late"):
+        return value, 0
+    if (
+        isinstance(value, (int, np.integer))
+        and not isinstance(value, bool)
+        and 0 <= value < 1 << 64
+    ):
+        return "random", int(value)
+    raise ValueError(f"{name}: expected 'early', 'late' or a seed of 0 to 2**64 - 1, got {value!r}")
 
 
 def _triple(value: Sequence[int] | int) -> tuple[int, int, int]:
