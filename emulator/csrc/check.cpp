@@ -167,6 +167,12 @@ void after(Wave& w, const Inst& in) {
   mark(w, in.sdst, lanes, true);
 }
 
+void read_scalar(Wave& w, const Operand& o) { read(w, o, 0, false); }
+void write_scalar(Wave& w, const Operand& o) {
+  overwrite(w, o, false);
+  mark(w, o, 0, true);
+}
+
 namespace {
 
 void add_pending(Wave& w, const Outstanding& op, bool vm, int step) {

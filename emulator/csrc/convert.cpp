@@ -5,7 +5,7 @@
 namespace emu {
 namespace {
 
-constexpr Type U = Type::u32, F = Type::f32;
+constexpr Type U = Type::u32, B = Type::f32_bits;
 
 enum class Float { f32, f16, bf16 };
 template <Float K>
@@ -65,7 +65,7 @@ void pk_fp4(Wave& w, const Inst& in) {
   Lanes b0, b1, b2, out;
   const u32 *x, *y, *s;
   if (K == Float::f32) {
-    x = source<F>(w, in, 0, b0), y = source<F>(w, in, 1, b1), s = source<U>(w, in, 2, b2);
+    x = source<B>(w, in, 0, b0), y = source<B>(w, in, 1, b1), s = source<U>(w, in, 2, b2);
   } else {
     x = y = source<U>(w, in, 0, b0), s = source<U>(w, in, 1, b1);
   }
@@ -108,7 +108,7 @@ void pk_8bit(Wave& w, const Inst& in, const Narrow& f) {
   Lanes b0, b1, b2, out;
   const u32 *x, *y, *s;
   if (K == Float::f32) {
-    x = source<F>(w, in, 0, b0), y = source<F>(w, in, 1, b1), s = source<U>(w, in, 2, b2);
+    x = source<B>(w, in, 0, b0), y = source<B>(w, in, 1, b1), s = source<U>(w, in, 2, b2);
   } else {
     x = y = source<U>(w, in, 0, b0), s = source<U>(w, in, 1, b1);
   }
@@ -123,7 +123,7 @@ void pk_8bit(Wave& w, const Inst& in, const Narrow& f) {
 template <Float K>
 void sr_8bit(Wave& w, const Inst& in, const Narrow& f) {
   Lanes b0, b1, b2, out;
-  const u32* x = K == Float::f32 ? source<F>(w, in, 0, b0) : source<U>(w, in, 0, b0);
+  const u32* x = K == Float::f32 ? source<B>(w, in, 0, b0) : source<U>(w, in, 0, b0);
   const u32 *seed = source<U>(w, in, 1, b1), *s = source<U>(w, in, 2, b2);
   for (int i = 0; i < kLanes; ++i) {
     u32 raw = K != Float::f32 && (in.opsel & 1) ? x[i] >> 16 : x[i];
@@ -212,14 +212,14 @@ EMU_HANDLER("v_cvt_scalef32_f16_bf8",
 // --- unscaled FP8 and BF8
 void plain_pk(Wave& w, const Inst& in, const Narrow& f) {
   Lanes b0, b1, out;
-  const u32 *x = source<F>(w, in, 0, b0), *y = source<F>(w, in, 1, b1);
+  const u32 *x = source<B>(w, in, 0, b0), *y = source<B>(w, in, 1, b1);
   for (int i = 0; i < kLanes; ++i)
     out.x[i] = narrow(f, f32_of(x[i]), overflow(w)) | (narrow(f, f32_of(y[i]), overflow(w)) << 8);
   merge(w, in, out.x, kAllLanes, 16 * int((in.opsel >> 3) & 1), 16);
 }
 void plain_sr(Wave& w, const Inst& in, const Narrow& f) {
   Lanes b0, b1, out;
-  const u32 *x = source<F>(w, in, 0, b0), *seed = source<U>(w, in, 1, b1);
+  const u32 *x = source<B>(w, in, 0, b0), *seed = source<U>(w, in, 1, b1);
   for (int i = 0; i < kLanes; ++i) out.x[i] = narrow(f, f32_of(x[i]), overflow(w), seed[i]);
   merge(w, in, out.x, kAllLanes, 8 * int((in.opsel >> 2) & 3), 8);
 }
@@ -233,7 +233,7 @@ void plain_one(Wave& w, const Inst& in, const Narrow& f) {
   const u32* x = source<U>(w, in, 0, b0);
   int at = in.sdwa ? 0 : 8 * int(in.opsel & 3);
   for (int i = 0; i < kLanes; ++i) out.x[i] = encode<Float::f32>(widen(f, (x[i] >> at) & 255));
-  finish<F>(in, out.x);
+  finish<B>(w, in, out.x);
   store32(w, in, out.x);
 }
 void plain_two(Wave& w, const Inst& in, const Narrow& f) {
@@ -332,7 +332,7 @@ SIX("bf6", kBf6)
 // --- stochastic rounding to 16 bits. ASSUMED: the seed's top bits meet the discarded bits.
 EMU_HANDLER("v_cvt_sr_bf16_f32", [](Wave& w, const Inst& in) {
   Lanes b0, b1, out;
-  const u32 *x = source<F>(w, in, 0, b0), *seed = source<U>(w, in, 1, b1);
+  const u32 *x = source<B>(w, in, 0, b0), *seed = source<U>(w, in, 1, b1);
   for (int i = 0; i < kLanes; ++i)
     out.x[i] = is_nan(x[i])                          ? bf16_of(f32_of(x[i]))
                : (x[i] & 0x7f800000u) == 0x7f800000u ? x[i] >> 16

@@ -30,6 +30,7 @@ inline bool is_nan(u32 x) { return (x & 0x7fffffffu) > 0x7f800000u; }
 inline bool is_snan(u32 x) { return is_nan(x) && !(x & 0x400000u); }
 inline bool is_denormal(u32 x) { return !(x & 0x7f800000u) && (x & 0x7fffffu); }
 inline u32 quiet(u32 x) { return x | 0x400000u; }
+inline u32 flush(u32 x) { return is_denormal(x) ? x & 0x80000000u : x; }
 
 // bfloat16, round to nearest even; NaN stays NaN (quieted, payload truncated).
 inline u16 bf16_of(float x) {

@@ -19,7 +19,8 @@ int dpp_source(int ctrl, int i);
 void dpp_fetch(Wave& w, const Inst& in, const u32* from, u32* to);
 u32 sdwa_select(u32 x, u32 sel, bool sext);
 
-enum class Type { u32, f32, f16 };
+// f32_bits: float32 with sign modifiers that MODE.denorm does not act on.
+enum class Type { u32, f32, f32_bits, f16 };
 
 template <Type T>
 inline u32 sign_modify(u32 x, bool neg, bool abs) {
@@ -67,7 +68,15 @@ inline const u32* source(Wave& w, const Inst& in, int i, Lanes& buffer) {
     for (int l = 0; l < kLanes; ++l) buffer.x[l] = sign_modify<T>(p[l], neg, abs);
     p = buffer.x;
   }
+  if (T == Type::f32 && w.flush_sources) {
+    for (int l = 0; l < kLanes; ++l) buffer.x[l] = flush(p[l]);
+    p = buffer.x;
+  }
   return p;
+}
+inline void flush_results(const Wave& w, u32* out) {
+  if (w.flush_results)
+    for (int l = 0; l < kLanes; ++l) out[l] = flush(out[l]);
 }
 
 inline u64 write_lanes(const Wave& w, const Inst& in) {
@@ -92,10 +101,8 @@ inline void store_masked(Wave& w, u32* d, const u32* out, u64 lanes) {
 
 void sdwa_place(const Inst& in, const u32* old, u32* out);
 
-// Clamp and output multiplier of float results.
 template <Type T>
-inline void finish(const Inst& in, u32* out) {
-  if (!in.clamp && !in.omod) return;
+inline void modify_result(const Inst& in, u32* out) {
   for (int i = 0; i < kLanes; ++i) {
     float x = T == Type::f16 ? of_f16(out[i] & 0xffff) : f32_of(out[i]);
     if (in.omod == 1) x *= 2;
@@ -104,6 +111,13 @@ inline void finish(const Inst& in, u32* out) {
     if (in.clamp) x = x > 0 ? (x > 1 ? 1.f : x) : 0.f;  // NaN becomes 0 (DX10_CLAMP)
     out[i] = T == Type::f16 ? f16_of(x) : u32_of(x);
   }
+}
+
+// Clamp, output multiplier and flush of float results.
+template <Type T>
+inline void finish(const Wave& w, const Inst& in, u32* out) {
+  if (in.clamp || in.omod) modify_result<T>(in, out);
+  if (T == Type::f32) flush_results(w, out);
 }
 
 // Writes 32 bits per lane to the destination. 16-bit results: opsel[3] picks the half and keeps the
@@ -130,7 +144,7 @@ inline void map(Wave& w, const Inst& in, F f) {
     if constexpr (N == 3) out.x[i] = f(a[i], b[i], c[i]);
   }
   if constexpr (D != Type::u32) {
-    finish<D>(in, out.x);
+    finish<D>(w, in, out.x);
   } else if (in.clamp) {
     throw Fault("unimplemented", "integer clamp");
   }

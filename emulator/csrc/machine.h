@@ -18,6 +18,7 @@
 namespace emu {
 
 constexpr int kLanes = 64;
+constexpr int kSgprs = 102;
 constexpr u32 kLdsMax = 163840;
 constexpr u64 kAllLanes = ~0ull;
 constexpr u32 kPoison = 0x7fa5a5a5u;  // a signalling NaN: what nothing wrote, or not yet
@@ -105,6 +106,8 @@ enum Flag : u32 {
   kOwnCheck = 256,      // the handler checks its own sources
   kLowSum = 512,  // a 64-bit sum: the upper dword of src2 may be unwritten, and so is then that of
                   // the result
+  kSumsIntoDst = 1024,  // src2 is the destination
+  kNotIndexed = 2048,   // the manual has no rule for it under VGPR indexing
 };
 
 // Which wave executed which instruction; nothing when `wave` is -1.
@@ -125,6 +128,11 @@ struct Fault : std::runtime_error {
   Fault(std::string k, const std::string& what, int l, u64 a)
       : std::runtime_error(what), kind(std::move(k)), lane(l), address(a), has_address(true) {}
 };
+
+// Fields of MODE that act on the emulator.
+constexpr u32 kModeRound = 0xf, kModeDenorm32 = 4, kModeDenorm64 = 6;  // mask, shift, shift
+constexpr u32 kModeGprIndex = 1u << 27;  // M0 moves the vector registers of VALU operands
+constexpr u32 kModeVskip = 1u << 28;     // vector instructions are not issued
 
 // Global memory: slots of 64 GiB, one host buffer each, so that a stray address meets a gap and not
 // a neighbour.
@@ -248,6 +256,7 @@ struct Launch {
   u32 lds_size = 0, scratch_size = 0;
   u32 arch_vgprs = 256, acc_vgprs = 256;
   u64 max_instructions = 0;
+  enum Straddling { fault, outside, inside } straddling = fault;  // of a buffer's num_records
   bool unaligned = false;     // vector memory may be misaligned: SH_MEM_CONFIG's unaligned mode
   bool strict_races = false;  // stores of equal bytes are races, too
   enum Latency { early, late, random } latency = early;
@@ -296,9 +305,9 @@ struct Wave {
   u32 s[128] = {};
   u32 (*v)[kLanes] = nullptr;  // 512 rows: VGPRs, then AccVGPRs
   bool scc = false;
-  bool gpr_index = false;  // MODE.GPR_IDX_EN: M0 moves VGPR operands
   u32 mode = 0;
-  u32 pc = 0;  // index of the next instruction
+  bool flush_sources = false, flush_results = false;  // MODE.FP_DENORM of float32
+  u32 pc = 0;                                         // index of the next instruction
   int id = 0;
   Workgroup* wg = nullptr;
   enum Status { ready, barrier, done } status = ready;
@@ -342,6 +351,14 @@ struct Wave {
     return mask;
   }
   u32* vgpr(int code) { return v[code - kVgpr]; }
+  void set_mode(u32 value) {
+    if (value & kModeRound) throw Fault("unimplemented", "MODE.round other than nearest even");
+    if (((value >> kModeDenorm64) & 3) != 3)
+      throw Fault("unimplemented", "MODE.denorm that flushes float16 and float64");
+    u32 denorm = value >> kModeDenorm32;
+    flush_sources = !(denorm & 1), flush_results = !(denorm & 2);
+    mode = value;
+  }
 };
 
 // Handlers register themselves by mnemonic.
@@ -357,6 +374,15 @@ struct Register {
 #define EMU_HANDLER(name, ...) \
   static const ::emu::Register EMU_CAT(reg_, __COUNTER__)(name, __VA_ARGS__);
 
+// Whether a unit of a buffer access that begins before num_records and ends behind it is in range;
+// throws unless the launch says.
+bool straddles(Wave& w, u64 offset, u32 bytes, u64 records, int lane);
+inline bool scalar_in_range(Wave& w, i64 offset, u32 bytes, i64 records) {
+  if (offset >= 0 && offset < records && offset + i64(bytes) > records)
+    return straddles(w, u64(offset), bytes, u64(records), -1);
+  return offset + i64(bytes) <= records;
+}
+
 // Scalar operands.
 u32 scalar32(Wave& w, const Inst& in, int code);
 u64 scalar64(Wave& w, const Inst& in, int code, bool is_float);
@@ -367,7 +393,9 @@ inline float inline_float(int code) {
 
 // check.cpp: are the registers that an instruction reads written, and arrived? Only with checks on.
 void before(Wave& w, const Inst& in);
-void after(Wave& w, const Inst& in);  // its destinations are written now
+void after(Wave& w, const Inst& in);           // its destinations are written now
+void read_scalar(Wave& w, const Operand& o);   // the same for scalar registers that a handler
+void write_scalar(Wave& w, const Operand& o);  // finds itself
 void passed_barrier(Wave& w);
 void lds_read(Wave& w, u32 begin, u32 size, int lane);
 // `value`: the bytes that a store writes; null when they depend on what is there.

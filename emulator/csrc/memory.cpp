@@ -60,6 +60,16 @@ void Memory::outside(u64 address, u32 size, int lane, const char* what) const {
               lane, address);
 }
 
+bool straddles(Wave& w, u64 offset, u32 bytes, u64 records, int lane) {
+  if (w.launch().straddling == Launch::fault)
+    throw Fault("straddles num_records",
+                "accesses " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset) +
+                    " of a buffer with num_records " + std::to_string(records) +
+                    "; whether that is in range is not settled (run's argument straddling)",
+                lane);
+  return w.launch().straddling == Launch::inside;
+}
+
 namespace {
 
 constexpr Type U = Type::u32;
@@ -242,6 +252,12 @@ bool in_range(const Resource& r, u64 offset, u32 bytes) {
   if (r.structured) return offset == 0;
   return offset + bytes <= r.records;
 }
+// The same for one unit, which lies in range, outside or across the end.
+bool unit_in_range(Wave& w, const Resource& r, u64 offset, u32 unit, int lane) {
+  if (!r.structured && offset < r.records && offset + unit > r.records)
+    return straddles(w, offset, unit, r.records, lane);
+  return in_range(r, offset, unit);
+}
 
 void finish_vm(Wave& w, int reg, int count, bool flat = false) {
   if (!w.check()) return;
@@ -299,7 +315,7 @@ void load(Wave& w, const Inst& in, Shape s) {
         touched |= 1ull << l;
       } else {
         for (u32 o = 0; o < s.bytes; o += unit) {
-          bool ok = !r.structured && in_range(r, offsets[l] + o, unit);
+          bool ok = !r.structured && unit_in_range(w, r, offsets[l] + o, unit, l);
           std::memcpy(got + o, ok ? read_place(w, space, a.at[l] + o, unit, l) : zeros, unit);
         }
       }
@@ -336,7 +352,7 @@ void store(Wave& w, const Inst& in, Shape s) {
         touched |= 1ull << l;
       } else if (!r.structured) {
         for (u32 o = 0; o < s.bytes; o += unit)
-          if (in_range(r, offsets[l] + o, unit))
+          if (unit_in_range(w, r, offsets[l] + o, unit, l))
             std::memcpy(write_place(w, space, a.at[l] + o, unit, l, bytes + o), bytes + o, unit);
       }
     }
@@ -376,7 +392,7 @@ void dma(Wave& w, const Inst& in, u32 bytes) {
     u8 got[16] = {};
     for (u32 o = 0; o < bytes; o += 4) {  // ASSUMED: an out of range lane stores 0
       if (space == Space::buffer &&
-          !in_range(r, r.structured ? offsets[l] : offsets[l] + o, r.structured ? 0 : 4))
+          !unit_in_range(w, r, r.structured ? offsets[l] : offsets[l] + o, 4, l))
         continue;
       std::memcpy(got + o, read_place(w, Space::global, a.at[l] + o, 4, l), 4);
     }
@@ -400,7 +416,6 @@ std::mutex& lock_of(const void* p) {
   static std::mutex locks[64];
   return locks[(reinterpret_cast<std::uintptr_t>(p) >> 6) & 63];
 }
-inline u32 flush(u32 x) { return is_denormal(x) ? x & 0x80000000u : x; }
 inline u32 add_bf16(u32 a, u32 b) { return bf16_of(of_bf16(a & 0xffff) + of_bf16(b & 0xffff)); }
 inline u32 add_f16(u32 a, u32 b) { return f16_of(of_f16(a & 0xffff) + of_f16(b & 0xffff)); }
 
@@ -567,7 +582,7 @@ void atomic(Wave& w, const Inst& in) {
     r = resource(w, in);
     buffer_addresses(w, in, r, a, offsets);
     for (int l = 0; l < kLanes; ++l)
-      if (((a.lanes >> l) & 1) && !in_range(r, offsets[l], r.structured ? 0 : sizeof(T)))
+      if (((a.lanes >> l) & 1) && !unit_in_range(w, r, offsets[l], sizeof(T), l))
         a.lanes &= ~(1ull << l);
   } else {
     addresses(w, in, space, a);
@@ -924,6 +939,15 @@ EMU_HANDLER("ds_swizzle_b32", [](Wave& w, const Inst& in) {
   finish_lds(w, in.dst.code - kVgpr, 1);
 })
 
+template <class Op, class T>
+T ds_result(const Wave& w, T old, T x, T c) {
+  if constexpr (std::is_same<Op, AddF32Lds>::value) {  // the one LDS atomic that obeys MODE.denorm
+    if (w.flush_sources) old = flush(old), x = flush(x);
+    T sum = Op::template f<T>(old, x, c);
+    return w.flush_results ? flush(sum) : sum;
+  }
+  return Op::template f<T>(old, x, c);
+}
 template <class Op, class T, bool Returns>
 void ds_atomic(Wave& w, const Inst& in) {
   no_gds(in);
@@ -937,7 +961,7 @@ void ds_atomic(Wave& w, const Inst& in) {
       c = operand<T>(w, in.data.code, l), old = 0;
     if (u8* p = lds_at(w, at[l], sizeof(T), l, true, true)) {
       std::memcpy(&old, p, sizeof(T));
-      T fresh = Op::template f<T>(old, x, c);
+      T fresh = ds_result<Op, T>(w, old, x, c);
       std::memcpy(p, &fresh, sizeof(T));
     }
     if (Returns) result<T>(w, in.dst.code, l, old);
@@ -987,6 +1011,81 @@ DS_ATOMIC("ds_xor_b64", "ds_xor_rtn_b64", Xor, u64)
 DS_ATOMIC("ds_cmpst_b64", "ds_cmpst_rtn_b64", CmpSwap, u64)
 EMU_HANDLER("ds_wrxchg_rtn_b32", (ds_atomic<Swap, u32, true>))
 EMU_HANDLER("ds_wrxchg_rtn_b64", (ds_atomic<Swap, u64, true>))
+
+// --- scalar stores and atomics
+struct ScalarPlace {
+  u64 address;
+  i64 room;  // bytes up to num_records; negative: no limit
+};
+ScalarPlace scalar_place(Wave& w, const Inst& in, bool buffer) {
+  i64 offset = in.offset;
+  if (in.soffset.code >= 0) offset += w.s[in.soffset.code];
+  u64 base = w.pair(in.saddr.code) & (buffer ? 0xffffffffffffull : ~0ull);
+  i64 records = buffer ? i64(w.s[in.saddr.code + 2]) : 0;
+  return {(base + u64(offset)) & ~3ull, buffer ? std::max<i64>(records - offset, 0) : -1};
+}
+void finish_scalar(Wave& w, int reg, int count) {
+  if (!w.check()) return;
+  Outstanding op;
+  op.smem = op.scalar = true, op.reg = reg, op.count = count;
+  issued(w, false, true, op);
+}
+template <bool Buffer, int N>
+void s_store(Wave& w, const Inst& in) {
+  ScalarPlace to = scalar_place(w, in, Buffer);
+  for (int i = 0; i < N; ++i)
+    if (!Buffer || scalar_in_range(w, 4 * i, 4, to.room))
+      std::memcpy(w.launch().memory->store(to.address + 4 * u64(i), 4, -1), &w.s[in.data.code + i],
+                  4);
+  finish_scalar(w, -1, 0);
+}
+EMU_HANDLER("s_store_dword", (s_store<false, 1>))
+EMU_HANDLER("s_store_dwordx2", (s_store<false, 2>))
+EMU_HANDLER("s_store_dwordx4", (s_store<false, 4>))
+EMU_HANDLER("s_buffer_store_dword", (s_store<true, 1>))
+EMU_HANDLER("s_buffer_store_dwordx2", (s_store<true, 2>))
+EMU_HANDLER("s_buffer_store_dwordx4", (s_store<true, 4>))
+
+template <bool Buffer, class Op, class T>
+void s_atomic(Wave& w, const Inst& in) {
+  constexpr int dwords = sizeof(T) / 4;
+  ScalarPlace at = scalar_place(w, in, Buffer);
+  if (w.check() && at.address % sizeof(T))
+    throw Fault("misaligned access", "scalar atomic", -1, at.address);
+  T x, c = 0, old = 0;
+  std::memcpy(&x, &w.s[in.data.code], sizeof(T));
+  if (std::is_same<Op, CmpSwap>::value) std::memcpy(&c, &w.s[in.data.code + dwords], sizeof(T));
+  if (!Buffer || scalar_in_range(w, 0, sizeof(T), at.room)) {
+    w.launch().memory->load(at.address, sizeof(T), -1, w.check());
+    u8* p = w.launch().memory->store(at.address, sizeof(T), -1);
+    std::lock_guard<std::mutex> hold(lock_of(p));
+    std::memcpy(&old, p, sizeof(T));
+    T fresh = Op::template f<T>(old, x, c);
+    std::memcpy(p, &fresh, sizeof(T));
+  }
+  bool returns = in.flags & kSc0;
+  if (returns) std::memcpy(&w.s[in.dst.code], &old, sizeof(T));
+  if (w.launch().count) w.wg->stats.atomics++;
+  finish_scalar(w, returns ? in.dst.code : -1, returns ? dwords : 0);
+}
+#define S_ATOMIC(name, Op)                                        \
+  EMU_HANDLER("s_atomic_" name, (s_atomic<false, Op, u32>))       \
+  EMU_HANDLER("s_atomic_" name "_x2", (s_atomic<false, Op, u64>)) \
+  EMU_HANDLER("s_buffer_atomic_" name, (s_atomic<true, Op, u32>)) \
+  EMU_HANDLER("s_buffer_atomic_" name "_x2", (s_atomic<true, Op, u64>))
+S_ATOMIC("swap", Swap)
+S_ATOMIC("cmpswap", CmpSwap)
+S_ATOMIC("add", Add)
+S_ATOMIC("sub", Sub)
+S_ATOMIC("smin", SMin)
+S_ATOMIC("umin", UMin)
+S_ATOMIC("smax", SMax)
+S_ATOMIC("umax", UMax)
+S_ATOMIC("and", And)
+S_ATOMIC("or", Or)
+S_ATOMIC("xor", Xor)
+S_ATOMIC("inc", Inc)
+S_ATOMIC("dec", Dec)
 
 }  // namespace
 }  // namespace emu

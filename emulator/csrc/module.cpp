@@ -46,6 +46,24 @@ void unimplemented(Wave& w, const Inst& in) {
   throw Fault("unimplemented", "instruction " + w.launch().program->names[size_t(in.name)]);
 }
 
+void bad_registers(Wave& w, const Inst& in) {
+  throw Fault("register out of range", "instruction " + w.launch().program->names[size_t(in.name)] +
+                                           " names registers past the last one");
+}
+// Whether every operand lies inside its register file.
+bool registers_exist(const Inst& in) {
+  for (const Operand* o : {&in.dst, &in.sdst, &in.src[0], &in.src[1], &in.src[2], &in.data,
+                           &in.addr, &in.saddr, &in.soffset}) {
+    int end = o->code + o->dwords;
+    if (o->code >= kAgpr                ? end > kAgpr + 256
+        : o->code >= kVgpr              ? end > kAgpr
+        : o->code >= 0 && o->code < 128 ? end > 128
+                                        : false)
+      return false;
+  }
+  return true;
+}
+
 struct Worker {
   Launch& launch;
   const Setup& setup;
@@ -78,7 +96,8 @@ struct Worker {
     auto scratch = std::move(w.scratch);
     auto scratch_defined = std::move(w.scratch_defined);
     w = Wave();
-    w.v = v, w.id = id, w.wg = &group, w.pc = setup.entry, w.mode = setup.mode;
+    w.v = v, w.id = id, w.wg = &group, w.pc = setup.entry;
+    w.set_mode(setup.mode);
     for (u32 r = 0; r < launch.arch_vgprs; ++r)
       for (int l = 0; l < kLanes; ++l) v[r][l] = kPoison;
     for (u32 r = 0; r < launch.acc_vgprs; ++r)
@@ -105,20 +124,28 @@ struct Worker {
     if (launch.check) w.scratch_defined.assign(w.scratch.size(), 0);
   }
 
-  // s_set_gpr_idx: M0[7:0] is added to the VGPR operands that M0[15:12] names (src0, src1, src2,
-  // dst).
+  // VGPR indexing: M0[7:0] is added to the vector registers, of either file, of the operands that
+  // M0[15:12] names (src0, src1, src2, dst).
   static Inst indexed(const Wave& w, Inst in) {
+    if (in.flags & kNotIndexed)
+      throw Fault("unimplemented",
+                  "VGPR indexing of " + w.launch().program->names[size_t(in.name)]);
+    if (w.check() && !(w.sdefined[1] >> (kM0 - 64) & 1))
+      throw Fault("uninitialized register", "VGPR indexing by M0, which nothing wrote");
     int by = int(w.s[kM0] & 255);
     u32 which = w.s[kM0] >> 12;
     auto move = [&](Operand& o) {
-      if (o.code < kVgpr || o.code >= kAgpr) return;
+      if (o.code < kVgpr) return;
+      int end = o.code >= kAgpr ? kAgpr + 256 : kAgpr;
       o.code += by;
-      if (o.code + o.dwords > kAgpr)
-        throw Fault("register out of range", "an indexed operand ends past v255");
+      if (o.code + o.dwords > end)
+        throw Fault("register out of range", end == kAgpr ? "an indexed operand ends past v255"
+                                                          : "an indexed operand ends past a255");
     };
-    for (int i = 0; i < 3; ++i)
-      if ((which >> i) & 1) move(in.src[i]);
-    if ((which >> 3) & 1) move(in.dst);
+    if (which & 1) move(in.src[0]);
+    if (which & 2) move(in.src[1]);
+    if (which & (in.flags & kSumsIntoDst ? 8 : 4)) move(in.src[2]);
+    if (which & 8) move(in.dst);
     return in;
   }
 
@@ -132,15 +159,19 @@ struct Worker {
     while (w.status == Wave::ready && w.executed < limit) {
       if (w.pc >= size) throw Fault("bad branch", "runs past the end of the code");
       const Inst& in = insts[w.pc++];
-      counts[in.index]++;
       w.executed++;
-      if (w.gpr_index && (in.kind == kValu || in.kind == kVop3p)) {
-        const Inst moved = indexed(w, in);
-        if (Check) before(w, moved);
-        moved.run(w, moved);
-        if (Check) after(w, moved);
-        continue;
+      if (w.mode & (kModeGprIndex | kModeVskip) && in.kind >= kValu) {
+        if (w.mode & kModeVskip) continue;
+        if (in.kind <= kMfma) {
+          counts[in.index]++;
+          const Inst moved = indexed(w, in);
+          if (Check) before(w, moved);
+          moved.run(w, moved);
+          if (Check) after(w, moved);
+          continue;
+        }
       }
+      counts[in.index]++;
       if (Check) before(w, in);
       if (Defer && defers(in))
         defer(w, in);
@@ -269,6 +300,12 @@ struct PyProgram {
       Inst in = from_record(records.data(k, 0));
       in.index = u32(k);
       in.run = by_name[size_t(in.name)];
+      if (!registers_exist(in)) {  // damaged code: nothing may look at its operands
+        Inst bad;
+        bad.name = in.name, bad.pc = in.pc, bad.size = in.size, bad.index = in.index;
+        bad.run = bad_registers;
+        in = bad;
+      }
       in.merges = p.names[size_t(in.name)].find("_d16") != std::string::npos;
       p.at[in.pc / 4] = i32(k);
       p.insts.push_back(in);
@@ -346,6 +383,7 @@ py::dict run(PyProgram& program, PyMemory& memory, py::dict d) {
   launch.acc_vgprs = d["acc_vgprs"].cast<u32>();
   launch.max_instructions = d["max_instructions"].cast<u64>();
   launch.unaligned = d["unaligned"].cast<bool>();
+  launch.straddling = Launch::Straddling(d["straddling"].cast<int>());
   launch.strict_races = d["strict_races"].cast<bool>();
   launch.latency = d["latency"].cast<std::string>() == "early"  ? Launch::early
                    : d["latency"].cast<std::string>() == "late" ? Launch::late

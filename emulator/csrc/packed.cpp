@@ -33,16 +33,23 @@ const u32* packed_f32(Wave& w, const Inst& in, int i, int hi, Lanes& buffer) {
 template <int N, class Fn>
 void packed32(Wave& w, const Inst& in, Fn fn) {
   Lanes out[2], b0, b1, b2;
+  auto operand = [&](int i, int hi, Lanes& buffer) {
+    const u32* p = packed_f32(w, in, i, hi, buffer);
+    if (!w.flush_sources) return p;
+    for (int l = 0; l < kLanes; ++l) buffer.x[l] = flush(p[l]);
+    return static_cast<const u32*>(buffer.x);
+  };
   for (int hi = 0; hi < 2; ++hi) {
-    const u32* a = packed_f32(w, in, 0, hi, b0);
-    const u32* b = packed_f32(w, in, 1, hi, b1);
-    const u32* c = N > 2 ? packed_f32(w, in, 2, hi, b2) : a;
+    const u32* a = operand(0, hi, b0);
+    const u32* b = operand(1, hi, b1);
+    const u32* c = N > 2 ? operand(2, hi, b2) : a;
     for (int i = 0; i < kLanes; ++i) out[hi].x[i] = fn(a[i], b[i], c[i]);
     if (in.clamp)
       for (int i = 0; i < kLanes; ++i) {
         float x = f32_of(out[hi].x[i]);
         out[hi].x[i] = u32_of(x > 0 ? (x > 1 ? 1.f : x) : 0.f);
       }
+    flush_results(w, out[hi].x);
   }
   store_masked(w, w.vgpr(in.dst.code), out[0].x, w.exec());
   store_masked(w, w.vgpr(in.dst.code + 1), out[1].x, w.exec());
@@ -178,8 +185,8 @@ void mix(Wave& w, const Inst& in, int form) {  // form 0 f32, 1 low f16, 2 high 
     float x[3];
     for (int i = 0; i < 3; ++i) {
       bool half = (in.opsel_hi >> i) & 1;
-      x[i] =
-          half ? of_f16((in.opsel >> i) & 1 ? s[i][l] >> 16 : s[i][l] & 0xffff) : f32_of(s[i][l]);
+      x[i] = half ? of_f16((in.opsel >> i) & 1 ? s[i][l] >> 16 : s[i][l] & 0xffff)
+                  : f32_of(w.flush_sources ? flush(s[i][l]) : s[i][l]);
       if ((in.abs >> i) & 1) x[i] = std::fabs(x[i]);
       if ((in.neg >> i) & 1) x[i] = -x[i];
     }
@@ -189,6 +196,7 @@ void mix(Wave& w, const Inst& in, int form) {  // form 0 f32, 1 low f16, 2 high 
                : form == 1 ? (d[l] & 0xffff0000u) | f16_of(r)
                            : (d[l] & 0xffffu) | (u32(f16_of(r)) << 16);
   }
+  if (form == 0) flush_results(w, out.x);
   store_masked(w, d, out.x, w.exec());
 }
 EMU_HANDLER("v_mad_mix_f32", [](Wave& w, const Inst& in) { mix(w, in, 0); })

@@ -191,19 +191,15 @@ S_OP("s_mulk_i32", put32(w, in, w.s[in.dst.code] * u32(i32(i16(in.simm))));)
 
 // --- mode registers: only MODE (1) and read-only ids are modelled
 constexpr u32 kModeRegister = 1;
-void set_mode(Wave& w, u32 value, u32 control) {
+void setreg(Wave& w, u32 value, u32 control) {
   u32 offset = (control >> 6) & 31, size = ((control >> 11) & 31) + 1;
   if ((control & 63) != kModeRegister)
     throw Fault("unimplemented", "s_setreg of hardware register " + std::to_string(control & 63));
   u32 mask = (size == 32 ? ~0u : (1u << size) - 1) << offset;
-  u32 mode = (w.mode & ~mask) | ((value << offset) & mask);
-  if (mode & 0xf) throw Fault("unimplemented", "MODE.round other than nearest even");
-  if (((mode >> 4) & 3) != 3 || ((mode >> 6) & 3) != 3)
-    throw Fault("unimplemented", "MODE.denorm that flushes");
-  w.mode = mode;
+  w.set_mode((w.mode & ~mask) | ((value << offset) & mask));
 }
-S_OP("s_setreg_b32", set_mode(w, w.s[in.dst.code], u32(in.simm));)
-S_OP("s_setreg_imm32_b32", set_mode(w, in.literal, u32(in.simm));)
+S_OP("s_setreg_b32", setreg(w, w.s[in.dst.code], u32(in.simm));)
+S_OP("s_setreg_imm32_b32", setreg(w, in.literal, u32(in.simm));)
 S_OP("s_getreg_b32", u32 control = u32(in.simm), offset = (control >> 6) & 31,
      size = ((control >> 11) & 31) + 1;
      if ((control & 63) != kModeRegister) throw Fault("unimplemented",
@@ -211,16 +207,48 @@ S_OP("s_getreg_b32", u32 control = u32(in.simm), offset = (control >> 6) & 31,
                                                           std::to_string(control & 63));
      put32(w, in, (w.mode >> offset) & (size == 32 ? ~0u : (1u << size) - 1));)
 
+S_OP("s_setvskip", bool on = (S0(w, in) >> (S1(w, in) & 31)) & 1;
+     w.set_mode(on ? w.mode | kModeVskip : w.mode & ~kModeVskip);)
+
 // --- relative VGPR addressing
 void index_mode(Wave& w, u32 which) {
   w.s[kM0] = (w.s[kM0] & ~0xf000u) | ((which & 15) << 12);
   w.sdefined[1] |= 1ull << (kM0 - 64);
 }
-S_OP("s_set_gpr_idx_on", w.gpr_index = true; w.s[kM0] = (w.s[kM0] & ~255u) | (S0(w, in) & 255);
-     index_mode(w, u32(in.simm));)
-S_OP("s_set_gpr_idx_off", (void)in; w.gpr_index = false;)
+S_OP("s_set_gpr_idx_on", w.set_mode(w.mode | kModeGprIndex);
+     w.s[kM0] = (w.s[kM0] & ~255u) | (S0(w, in) & 255); index_mode(w, u32(in.simm));)
+S_OP("s_set_gpr_idx_off", (void)in; w.set_mode(w.mode & ~kModeGprIndex);)
 S_OP("s_set_gpr_idx_mode", index_mode(w, u32(in.simm));)
 S_OP("s_set_gpr_idx_idx", w.s[kM0] = (w.s[kM0] & ~255u) | (S0(w, in) & 255);)
+
+// --- relative scalar addressing: M0 moves the source or the destination, which decode.py puts in
+// simm.
+int moved_sgpr(Wave& w, const Inst& in, int dwords) {
+  if (w.check() && !(w.sdefined[1] >> (kM0 - 64) & 1))
+    throw Fault("uninitialized register", "moves by M0, which nothing wrote");
+  u32 code = u32(in.simm) + w.s[kM0];
+  if (code > u32(kSgprs - dwords))
+    throw Fault("register out of range",
+                "a relative move ends past s" + std::to_string(kSgprs - 1));
+  return int(code);
+}
+template <int N>
+void movrels(Wave& w, const Inst& in) {
+  Operand from{moved_sgpr(w, in, N), N};
+  if (w.check()) read_scalar(w, from);
+  for (int i = 0; i < N; ++i) w.s[in.dst.code + i] = w.s[from.code + i];
+}
+template <int N>
+void movreld(Wave& w, const Inst& in) {
+  Operand to{moved_sgpr(w, in, N), N};
+  u64 x = N == 2 ? D0(w, in) : S0(w, in);
+  if (w.check()) write_scalar(w, to);
+  for (int i = 0; i < N; ++i) w.s[to.code + i] = u32(x >> (32 * i));
+}
+EMU_HANDLER("s_movrels_b32", movrels<1>)
+EMU_HANDLER("s_movrels_b64", movrels<2>)
+EMU_HANDLER("s_movreld_b32", movreld<1>)
+EMU_HANDLER("s_movreld_b64", movreld<2>)
 
 // --- control flow
 void jump(Wave& w, const Inst& in) {
@@ -266,6 +294,8 @@ NO_OP("s_decperflevel")
 NO_OP("s_ttracedata")
 NO_OP("s_dcache_wb")
 NO_OP("s_dcache_inv")
+NO_OP("s_dcache_wb_vol")
+NO_OP("s_dcache_inv_vol")
 S_OP("s_trap",
      throw Fault("trap", "s_trap " + std::to_string(in.simm) + " (an assertion or __builtin_trap)");
      (void)w;)
@@ -276,7 +306,7 @@ void smem_load(Wave& w, const Inst& in, u64 base, i64 limit, int dwords) {
   if (in.soffset.code >= 0) offset += w.s[in.soffset.code];
   u64 address = (base + u64(offset)) & ~3ull;
   for (int i = 0; i < dwords; ++i) {
-    if (limit >= 0 && offset + 4 * i + 4 > limit) {
+    if (limit >= 0 && !scalar_in_range(w, offset + 4 * i, 4, limit)) {
       w.s[in.dst.code + i] = 0;
       continue;
     }

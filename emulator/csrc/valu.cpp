@@ -7,7 +7,7 @@
 namespace emu {
 namespace {
 
-constexpr Type U = Type::u32, F = Type::f32, H = Type::f16;
+constexpr Type U = Type::u32, F = Type::f32, B = Type::f32_bits, H = Type::f16;
 
 // The host makes negative NaNs for invalid operations, the GPU positive ones.
 inline u32 made(float r, u32 a, u32 b = 0, u32 c = 0) {
@@ -76,7 +76,6 @@ inline u32 u24(u32 x) { return x & 0xffffffu; }
 
 // Transcendentals: correctly rounded from double, denormal inputs and outputs flushed. ASSUMED: the
 // hardware is within 1 ulp, so the last bit may differ.
-inline u32 flush(u32 x) { return is_denormal(x) ? x & 0x80000000u : x; }
 template <class Fn>
 inline u32 trans(u32 a, Fn fn) {
   u32 x = flush(a);
@@ -620,7 +619,10 @@ void from_double(Wave& w, const Inst& in, Fn fn) {
   store32(w, in, out.x);
 }
 EMU_HANDLER("v_cvt_f32_f64", [](Wave& w, const Inst& in) {
-  from_double(w, in, [](double x) { return u32_of(float(x)); });
+  from_double(w, in, [&w](double x) {
+    u32 r = u32_of(float(x));
+    return w.flush_results ? flush(r) : r;
+  });
 })
 EMU_HANDLER("v_cvt_i32_f64", [](Wave& w, const Inst& in) {
   from_double(w, in, [](double x) {
@@ -738,7 +740,7 @@ EMU_HANDLER("v_div_fixup_f64", [](Wave& w, const Inst& in) {
 // --- select and lane access
 EMU_HANDLER("v_cndmask_b32", [](Wave& w, const Inst& in) {
   Lanes b0, b1, out;
-  const u32 *a = source<F>(w, in, 0, b0), *b = source<F>(w, in, 1, b1);
+  const u32 *a = source<B>(w, in, 0, b0), *b = source<B>(w, in, 1, b1);
   u64 pick = scalar64(w, in, in.src[2].code, false);
   for (int i = 0; i < kLanes; ++i) out.x[i] = (pick >> i) & 1 ? b[i] : a[i];
   store32(w, in, out.x);
@@ -833,6 +835,7 @@ EMU_HANDLER("v_div_scale_f32", [](Wave& w, const Inst& in) {
     out.x[i] = u32_of(r);
     vcc |= u64(v) << i;
   }
+  flush_results(w, out.x);
   store32(w, in, out.x);
   store_lane_mask(w, in.sdst.code, vcc);
 })
@@ -849,7 +852,7 @@ EMU_HANDLER("v_div_fmas_f32", [](Wave& w, const Inst& in) {
     double exact = fma_sticky(f32_of(a[i]), f32_of(b[i]), f32_of(c[i]));
     out.x[i] = u32_of(float(std::ldexp(exact, ((c[i] >> 23) & 255) > 127 ? 64 : -64)));
   }
-  finish<F>(in, out.x);
+  finish<F>(w, in, out.x);
   store32(w, in, out.x);
 })
 EMU_HANDLER("v_div_fixup_f32", [](Wave& w, const Inst& in) {
@@ -879,7 +882,7 @@ EMU_HANDLER("v_div_fixup_f32", [](Wave& w, const Inst& in) {
       r = sign | (q[i] & 0x7fffffffu);
     out.x[i] = r;
   }
-  finish<F>(in, out.x);
+  finish<F>(w, in, out.x);
   store32(w, in, out.x);
 })
 
@@ -959,10 +962,10 @@ inline u32 class_f32(u32 a) {
   return minus ? 8 : 256;
 }
 EMU_HANDLER("v_cmp_class_f32", [](Wave& w, const Inst& in) {
-  compare<F>(w, in, [](u32 a, u32 b) -> u32 { return (class_f32(a) & b) != 0; }, false);
+  compare<B>(w, in, [](u32 a, u32 b) -> u32 { return (class_f32(a) & b) != 0; }, false);
 })
 EMU_HANDLER("v_cmpx_class_f32", [](Wave& w, const Inst& in) {
-  compare<F>(w, in, [](u32 a, u32 b) -> u32 { return (class_f32(a) & b) != 0; }, true);
+  compare<B>(w, in, [](u32 a, u32 b) -> u32 { return (class_f32(a) & b) != 0; }, true);
 })
 
 void class_f64(Wave& w, const Inst& in, bool x) {

@@ -122,10 +122,3 @@ def test_versions_and_bundles(tmp_path) -> None:
     wrong[48] = 0x4C
     with pytest.raises(ValueError, match="expected gfx950"):
         emu.load(bytes(wrong))
-
-
-def test_flushing_mode_is_refused() -> None:
-    source = '#define G extern "C" __attribute__((global))\nG void k(float* y) { *y *= 2; }'
-    obj = emu.load(compile_hip(source, "-fgpu-flush-denormals-to-zero"))
-    with pytest.raises(NotImplementedError, match="flushes denormals"):
-        obj.run("k", grid=1, block=1, args=[np.zeros(1, np.float32)])

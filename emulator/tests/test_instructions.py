@@ -88,7 +88,7 @@ def _names(prefix: str) -> list[str]:
 
 
 VECTOR = _names("v_")
-SCALAR = [n for n in _names("s_") if not n.startswith(("s_load", "s_buffer", "s_cbranch", "s_call", "s_getpc", "s_setpc",
+SCALAR = [n for n in _names("s_") if not n.startswith(("s_load", "s_store", "s_atomic", "s_movrel", "s_setvskip", "s_buffer", "s_cbranch", "s_call", "s_getpc", "s_setpc",
                                                         "s_swappc", "s_wakeup", "s_wqm"))]  # fmt: skip
 
 

@@ -326,3 +326,172 @@ def test_scalar_buffer_load(dwords: int) -> None:
     flat = data.reshape(-1)[4 : 4 + dwords].copy()
     flat[max(0, 15 - 4) :] = 0
     assert (out == flat).all()
+
+
+# --- scalar stores and atomics: one wave stores, reads back through the vector path.
+@pytest.mark.parametrize("dwords", [1, 2, 4])
+@pytest.mark.parametrize("buffer", [False, True])
+def test_scalar_store(dwords: int, buffer: bool) -> None:
+    """A store through a resource drops the dwords past num_records."""
+    values = "\n".join(f"  s_mov_b32 s{20 + i}, {i + 5}" for i in range(dwords))
+    src = "s20" if dwords == 1 else f"s[20:{19 + dwords}]"
+    name = f"s_{'buffer_' if buffer else ''}store_dword{'' if dwords == 1 else f'x{dwords}'}"
+    lines = f"""{values}
+  s_mov_b32 s10, 24
+  s_movk_i32 s24, 8
+  {name} {src}, {"s[8:11]" if buffer else "s[4:5]"}, 0x10
+  {name} {src}, {"s[8:11]" if buffer else "s[4:5]"}, s24
+  s_dcache_wb
+  s_waitcnt lgkmcnt(0)
+  v_mov_b32 v60, 0"""
+    data = slots(8)
+    expected = data.copy().reshape(-1)
+    for at in (4, 2):
+        n = min(dwords, 6 - at) if buffer else dwords
+        expected[at : at + n] = np.arange(5, 5 + n)
+    run_lines(ADDRESS + lines, data, 1)
+    assert (data.reshape(-1) == expected).all()
+
+
+def wrap(f):
+    return lambda m, x, top: f(m, x, top) & top
+
+
+SCALAR_ATOMICS = {
+    "swap": lambda m, x, top: x,
+    "add": wrap(lambda m, x, top: m + x),
+    "sub": wrap(lambda m, x, top: m - x),
+    "smin": lambda m, x, top: min(m, x, key=lambda v: v if v <= top // 2 else v - top - 1),
+    "smax": lambda m, x, top: max(m, x, key=lambda v: v if v <= top // 2 else v - top - 1),
+    "umin": lambda m, x, top: min(m, x),
+    "umax": lambda m, x, top: max(m, x),
+    "and": lambda m, x, top: m & x,
+    "or": lambda m, x, top: m | x,
+    "xor": lambda m, x, top: m ^ x,
+    "inc": lambda m, x, top: 0 if m >= x else m + 1,
+    "dec": lambda m, x, top: x if m == 0 or m > x else m - 1,
+}
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("name", list(SCALAR_ATOMICS))
+def test_scalar_atomic(name: str, wide: bool) -> None:
+    """With glc the old value comes back; a buffer form out of range does nothing."""
+    n, suffix = (2, "_x2") if wide else (1, "")
+    top = (1 << 32 * n) - 1
+    rng = np.random.default_rng(3)
+    for case in range(4):
+        m, x = (int(v) for v in rng.integers(0, 1 << 63, 2))
+        m, x = ((m << 1) & top, x & top) if case else (0, x & top)
+        halves = [x & 0xFFFFFFFF, x >> 32]
+        put = "".join(
+            f"  s_mov_b32 s{20 + i}, {halves[i]}\n  s_mov_b32 s{24 + i}, {halves[i]}\n"
+            for i in range(n)
+        )
+        reg, other = ("s[20:21]", "s[24:25]") if wide else ("s20", "s24")
+        back = "".join(f"  v_mov_b32 v{60 + i}, s{20 + i}\n" for i in range(n))
+        lines = f"""{put}
+  s_mov_b32 s10, 16
+  s_buffer_atomic_{name}{suffix} {other}, s[8:11], 0x10
+  s_waitcnt lgkmcnt(0)
+  s_atomic_{name}{suffix} {reg}, s[4:5], 0x8 glc
+  s_waitcnt lgkmcnt(0)
+{back}"""
+        data = slots(9)
+        flat = data.reshape(-1)
+        flat[2 : 2 + n] = [m & 0xFFFFFFFF, m >> 32][:n]
+        expected = flat.copy()
+        r = SCALAR_ATOMICS[name](m, x, top)
+        expected[2 : 2 + n] = [r & 0xFFFFFFFF, r >> 32][:n]
+        out = run_lines(ADDRESS + lines, data, n)[0]
+        assert (flat == expected).all() and out.tolist() == [m & 0xFFFFFFFF, m >> 32][:n]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_scalar_compare_and_swap(wide: bool) -> None:
+    n, suffix = (2, "_x2") if wide else (1, "")
+    data = slots(10)
+    old = data.reshape(-1)[: 2 * n].copy()
+    regs = f"s[20:{19 + 2 * n}]"
+    values = [7] * n + [int(v) for v in old[:n]]
+    put = "".join(f"  s_mov_b32 s{20 + i}, {v}\n" for i, v in enumerate(values))
+    lines = f"""{put}
+  s_atomic_cmpswap{suffix} {regs}, s[4:5], 0x0 glc
+  s_waitcnt lgkmcnt(0)
+  s_atomic_cmpswap{suffix} {regs}, s[4:5], {4 * n}
+  s_waitcnt lgkmcnt(0)
+""" + "".join(f"  v_mov_b32 v{60 + i}, s{20 + i}\n" for i in range(n))
+    out = run_lines(ADDRESS + lines, data, n)[0]
+    assert out.tolist() == old[:n].tolist()
+    assert data.reshape(-1)[: 2 * n].tolist() == [7] * n + old[n:].tolist()
+
+
+def test_scalar_atomic_needs_wait_and_alignment() -> None:
+    for lines, kind in (
+        ("  s_mov_b32 s20, 1\n  s_atomic_add s20, s[4:5], 0x0 glc\n  v_mov_b32 v60, s20", "missing wait"),
+        ("  s_mov_b64 s[20:21], 1\n  s_atomic_add_x2 s[20:21], s[4:5], 0x4\n  v_mov_b32 v60, v10", "misaligned access"),
+        ("  s_store_dword s20, s[4:5], 0x0\n  v_mov_b32 v60, v10", "uninitialized register"),
+        ("  s_mov_b32 s20, 1\n  s_store_dword s20, s[4:5], 0x10000\n  v_mov_b32 v60, v10", "out of buffer"),
+    ):  # fmt: skip
+        with pytest.raises(emu.EmulatorError) as caught:
+            run_lines(ADDRESS + lines, slots(11), 1)
+        assert caught.value.kind == kind
+
+
+# --- a dword across num_records: the rule is not settled
+STRADDLING = {
+    "buffer_load_dword v60, v4, s[8:11], 0 offen offset:12": 0,
+    "buffer_load_dwordx4 v[60:63], v4, s[8:11], 0 offen": 3,
+    "s_buffer_load_dword s20, s[8:11], 0xc\n  s_waitcnt lgkmcnt(0)\n  v_mov_b32 v60, s20": 0,
+    "buffer_load_dword v4, s[8:11], 0 offen offset:12 lds\n  s_waitcnt vmcnt(0)\n  ds_read_b32 v60, v8 offset:12": 0,
+}
+
+
+@pytest.mark.parametrize("line", list(STRADDLING))
+def test_a_load_across_the_end_of_a_buffer(line: str) -> None:
+    register = STRADDLING[line]
+    lines = f"""{ADDRESS}
+  s_mov_b32 s10, 14
+  v_mov_b32 v60, 0
+  v_mov_b32 v61, 0
+  v_mov_b32 v62, 0
+  v_mov_b32 v63, 0
+  v_lshlrev_b32 v8, 2, v0
+  s_mov_b32 m0, 0
+  {line}
+  s_waitcnt vmcnt(0) lgkmcnt(0)"""
+    data = slots(12)
+    with pytest.raises(emu.EmulatorError) as caught:
+        run_lines(lines, data, 4, lds=512)
+    text = str(caught.value)
+    assert caught.value.kind == "straddles num_records"
+    assert "offset 12" in text and "num_records 14" in text and "straddling" in text
+    for options, value in (
+        ({"straddling": "outside"}, 0),
+        ({"straddling": "inside"}, data.reshape(-1)[3]),
+        ({"check": False}, 0),
+        ({"check": False, "straddling": "inside"}, data.reshape(-1)[3]),
+    ):
+        assert run_lines(lines, data, 4, lds=512, **options)[0, register] == value
+    with pytest.raises(ValueError, match="straddling: expected one of"):
+        run_lines(lines, data, 4, lds=512, straddling="maybe")
+
+
+@pytest.mark.parametrize("line", [
+    "buffer_store_dword v10, v4, s[8:11], 0 offen offset:12",
+    "buffer_store_dwordx4 v[10:13], v4, s[8:11], 0 offen",
+    "buffer_atomic_add v10, v4, s[8:11], 0 offen offset:12",
+    "s_mov_b32 s20, 1\n  s_buffer_store_dword s20, s[8:11], 0xc",
+    "s_mov_b32 s20, 1\n  s_buffer_atomic_add s20, s[8:11], 0xc",
+])  # fmt: skip
+def test_a_store_across_the_end_of_a_buffer(line: str) -> None:
+    lines = f"{ADDRESS}\n  s_mov_b32 s10, 14\n  v_mov_b32 v60, 0\n  {line}\n  s_waitcnt vmcnt(0)"
+    with pytest.raises(emu.EmulatorError) as caught:
+        run_lines(lines, slots(13), 1)
+    assert caught.value.kind == "straddles num_records"
+    for rule in ("outside", "inside"):
+        data = slots(13)
+        before = data.copy().reshape(-1)
+        run_lines(lines, data, 1, straddling=rule)
+        changed = (data.reshape(-1) != before)[3:5].tolist()
+        assert changed == [rule == "inside", False], rule

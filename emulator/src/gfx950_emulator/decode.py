@@ -51,6 +51,7 @@ KIND_NAMES = "bad salu sopp smem valu packed mfma lds global flat scratch buffer
 _SC0, _OFFEN, _IDXEN, _LDS, _GDS, _SVE, _LENIENT, _ALL_LANES, _OWN_CHECK, _LOW_SUM = (
     1 << i for i in range(10)
 )
+_SUMS_INTO_DST, _NOT_INDEXED = 1024, 2048
 
 VCC, LITERAL, VGPR, AGPR, SCALAR_OFF = 106, 255, 256, 512, 127
 _SCALE_LOAD = (0b110100111 << 7) | tables.VOP3POp.V_MFMA_LD_SCALE_B32.value
@@ -150,6 +151,8 @@ def _decode_one(data: bytes) -> tuple[str, int, list[tuple[int, int]]]:
     flags |= _OWN_CHECK if name in _OWN else 0
     flags |= _LOW_SUM if name in _LOW_SUMS else 0
     flags |= _ALL_LANES if out["kind"] == MFMA else 0
+    flags |= _SUMS_INTO_DST if name.startswith(_ACCUMULATING) else 0
+    flags |= _NOT_INDEXED if out["kind"] == MFMA or "swap" in name else 0
     out["flags"] = flags
     return name, inst._base_size, [(_INDEX[k], v) for k, v in out.items()]
 
@@ -167,6 +170,14 @@ def _sop(cls: str, name: str, f: dict, w: dict, out: dict) -> None:
     if name == "s_set_gpr_idx_on":  # the second source field is an immediate
         _put(out, "src0", f["ssrc0"], 1)
         out["simm"] = f["ssrc1"]
+        return
+    if name.startswith("s_movrel"):  # M0 moves one operand: the handler finds its registers
+        source = name.startswith("s_movrels")
+        out["simm"] = f["ssrc0"] if source else f["sdst"]
+        if source:
+            _put(out, "dst", f["sdst"], w["sdst"])
+        else:
+            _put(out, "src0", f["ssrc0"], w["ssrc0"])
         return
     if "sdst" in f and ("sdst" in w or cls.startswith("SOPK")):
         n = w.get("sdst", 1)
@@ -192,8 +203,12 @@ def _sopp(cls: str, name: str, f: dict, w: dict, out: dict) -> None:
 
 def _smem(cls: str, name: str, f: dict, w: dict, out: dict) -> None:
     out["kind"] = SMEM
-    if "sdata" in w:
-        _put(out, "dst", f["sdata"], w["sdata"])
+    atomic = "_atomic_" in name
+    if "_store_" in name or atomic:
+        _put(out, "data", f["sdata"], w["sdata"])
+        out["flags"] = _SC0 * f["glc"]
+    if "sdata" in w and (not atomic or f["glc"]) and "_store_" not in name:
+        _put(out, "dst", f["sdata"], w["sdata"] // (2 if "cmpswap" in name else 1))
     if "sbase" in w:
         _put(out, "saddr", f["sbase"] * 2, 4 if "buffer" in name else 2)
     if f["imm"]:

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import msgpack
 
+_EM_AMDGPU = 224
 _MACH_GFX950 = 0x4F
+_IMAGE_MAX = 1 << 32
 _BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 _SHT_SYMTAB, _SHT_RELA, _SHT_DYNSYM = 2, 4, 11
+_PT_LOAD, _PT_NOTE = 1, 4
 
 
 @dataclass(frozen=True)
@@ -69,42 +72,75 @@ class CodeObject:
 
 def read(source: str | Path | bytes) -> bytes:
     """The gfx950 ELF inside a path or bytes: raw, in an offload bundle, or in a host program's
-    .hip_fatbin."""
+    .hip_fatbin. Raises ValueError when there is none."""
     data = (
         bytes(source)
         if isinstance(source, (bytes, bytearray, memoryview))
         else Path(source).read_bytes()
     )
+    data = _unbundled(data)
+    if _machine(data) != _EM_AMDGPU:
+        fatbin = _sections(data).get(".hip_fatbin")
+        if fatbin is None:
+            raise ValueError("code object: expected an AMDGPU ELF, got another machine's")
+        data = _unbundled(_section_bytes(data, fatbin))
+    if _machine(data) != _EM_AMDGPU:
+        raise ValueError("code object: expected an AMDGPU ELF, got another machine's")
+    return data
+
+
+def _unbundled(data: bytes) -> bytes:
     if data[:4] == b"CCOB":
         raise ValueError(
             "code object: compressed offload bundles are not supported; use --no-offload-compress"
         )
     if data.startswith(_BUNDLE):
-        return _from_bundle(data)
+        data = _from_bundle(data)
     if data[:4] != b"\x7fELF":
-        raise ValueError("code object: expected an ELF or a clang offload bundle")
-    if struct.unpack_from("<H", data, 18)[0] != 224:  # EM_AMDGPU
-        fatbin = _sections(data).get(".hip_fatbin")
-        if fatbin is None:
-            raise ValueError("code object: expected an AMDGPU ELF, got another machine's")
-        return read(_section_bytes(data, fatbin))
+        got = f"{len(data)} bytes that begin with {data[:4]!r}" if data else "nothing (0 bytes)"
+        raise ValueError(f"code object: expected an ELF or a clang offload bundle, got {got}")
     return data
+
+
+def _machine(data: bytes) -> int:
+    if _slice(data, 4, 2, "ELF header") != b"\2\1":
+        raise ValueError("code object: expected a 64-bit little-endian ELF")
+    return _unpack("<H", data, 18, "ELF header")[0]
 
 
 def _from_bundle(data: bytes) -> bytes:
     at = len(_BUNDLE)
-    (count,) = struct.unpack_from("<Q", data, at)
+    (count,) = _unpack("<Q", data, at, "offload bundle")
     at += 8
     seen = []
     for _ in range(count):
-        offset, size, length = struct.unpack_from("<QQQ", data, at)
-        at += 24
-        triple = data[at : at + length].decode()
-        at += length
+        offset, size, length = _unpack("<QQQ", data, at, "offload bundle")
+        triple = _slice(data, at + 24, length, "offload bundle").decode(errors="replace")
+        at += 24 + length
         seen.append(triple)
         if "gfx950" in triple and size:
-            return read(data[offset : offset + size])
+            return _slice(data, offset, size, f"offload bundle: {triple}")
     raise ValueError(f"offload bundle: no gfx950 entry among {seen}")
+
+
+def _slice(data: bytes, at: int, size: int, what: str) -> bytes:
+    if at < 0 or at + size > len(data):
+        raise ValueError(
+            f"code object: {what} ends at byte {at + size}, but there are {len(data)} bytes; "
+            "the file is truncated or corrupt"
+        )
+    return data[at : at + size]
+
+
+def _unpack(form: str, data: bytes, at: int, what: str) -> tuple:
+    return struct.unpack(form, _slice(data, at, struct.calcsize(form), what))
+
+
+def _text(data: bytes, at: int, what: str) -> str:
+    end = data.find(b"\0", at)
+    if end < 0:
+        raise ValueError(f"code object: {what} has no end; the file is truncated or corrupt")
+    return data[at:end].decode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -120,28 +156,30 @@ class _Section:
 
 
 def _sections(data: bytes) -> dict[str, _Section]:
-    (offset,) = struct.unpack_from("<Q", data, 40)
-    size, count, strings = struct.unpack_from("<HHH", data, 58)
-    raw = [struct.unpack_from("<IIQQQQIIQQ", data, offset + i * size) for i in range(count)]
+    (offset,) = _unpack("<Q", data, 40, "ELF header")
+    size, count, strings = _unpack("<HHH", data, 58, "ELF header")
+    raw = [_unpack("<IIQQQQIIQQ", data, offset + i * size, "section table") for i in range(count)]
     if not raw:
         return {}
+    if strings >= count:
+        raise ValueError(f"code object: names are in section {strings} of {count}")
     base = raw[strings][4]
     out = {}
     for name, kind, flags, address, at, length, link, _, _, entry in raw:
-        text = data[base + name : data.index(b"\0", base + name)].decode()
+        text = _text(data, base + name, "a section name")
         out[text or f"#{len(out)}"] = _Section(text, kind, flags, address, at, length, link, entry)
     return out
 
 
 def _section_bytes(data: bytes, s: _Section) -> bytes:
-    return b"" if s.type == 8 else data[s.offset : s.offset + s.size]
+    return b"" if s.type == 8 else _slice(data, s.offset, s.size, f"section {s.name}")
 
 
 def load(source: str | Path | bytes) -> CodeObject:
-    """Parses a code object. Raises ValueError naming what does not fit gfx950 or is not
+    """Parses a code object. Raises ValueError naming what does not fit gfx950, is damaged or is not
     supported."""
     data = read(source)
-    (flags,) = struct.unpack_from("<I", data, 48)
+    (flags,) = _unpack("<I", data, 48, "ELF header")
     if flags & 0xFF != _MACH_GFX950:
         raise ValueError(f"code object: expected gfx950 (mach 0x4f), got mach 0x{flags & 0xFF:02x}")
     version = {3: 5, 4: 6}.get(data[8])
@@ -150,15 +188,14 @@ def load(source: str | Path | bytes) -> CodeObject:
             f"code object: expected version 5 or 6, got OS ABI {data[7]}, ABI version {data[8]}"
         )
     sections = _sections(data)
-    image, writable, executable = _image(data)
+    segments = _segments(data)
+    image, writable, executable = _image(data, segments)
     _refuse_relocations(data, sections)
-    metadata = _metadata(data)
-    symbols = _symbols(data, sections)
-    described = {k[".symbol"]: k for k in metadata.get("amdhsa.kernels", [])}
+    described = _metadata(data, segments)
     kernels = {}
-    for name, (value, _, shndx) in symbols.items():
+    for name, (value, _, shndx) in _symbols(data, sections).items():
         if name.endswith(".kd") and shndx != 0:
-            info = _kernel(name[:-3], value, image, described.get(name))
+            info = _kernel(name[:-3], value, image, executable, described.get(name))
             kernels[info.name] = info
     if not kernels:
         raise ValueError("code object: no kernel descriptor (symbol *.kd)")
@@ -166,30 +203,53 @@ def load(source: str | Path | bytes) -> CodeObject:
     return CodeObject(image, writable, executable, version, kernels, debug)
 
 
-def _image(data: bytes) -> tuple[bytearray, tuple[int, int], tuple[int, int]]:
-    (offset,) = struct.unpack_from("<Q", data, 32)
-    size, count = struct.unpack_from("<HH", data, 54)
-    loads = []
+@dataclass(frozen=True)
+class _Segment:
+    type: int
+    flags: int
+    offset: int
+    address: int
+    filesz: int
+    memsz: int
+
+
+def _segments(data: bytes) -> list[_Segment]:
+    (offset,) = _unpack("<Q", data, 32, "ELF header")
+    size, count = _unpack("<HH", data, 54, "ELF header")
+    out = []
     for i in range(count):
-        kind, flags, at, address, _, filesz, memsz, _ = struct.unpack_from(
-            "<IIQQQQQQ", data, offset + i * size
+        kind, flags, at, address, _, filesz, memsz, _ = _unpack(
+            "<IIQQQQQQ", data, offset + i * size, "program header table"
         )
-        if kind == 1:
-            loads.append((flags, at, address, filesz, memsz))
+        out.append(_Segment(kind, flags, at, address, filesz, memsz))
+    return out
+
+
+def _image(
+    data: bytes, segments: list[_Segment]
+) -> tuple[bytearray, tuple[int, int], tuple[int, int]]:
+    loads = [s for s in segments if s.type == _PT_LOAD]
     if not loads:
         raise ValueError(
             "code object: no loadable segment (relocatable object? link it with ld.lld -shared)"
         )
-    image = bytearray(max(a + m for _, _, a, _, m in loads))
+    size = max(s.address + s.memsz for s in loads)
+    if size > _IMAGE_MAX or any(s.filesz > s.memsz for s in loads):
+        raise ValueError(
+            f"code object: segments end at address {size}, at most {_IMAGE_MAX}, "
+            "or hold more bytes than they occupy; the file is corrupt"
+        )
+    contents = [_slice(data, s.offset, s.filesz, "a loadable segment") for s in loads]
+    image = bytearray(size)
     writable, executable = (0, 0), (0, 0)
-    for flags, at, address, filesz, memsz in loads:
-        image[address : address + filesz] = data[at : at + filesz]
-        if flags & 2 and not flags & 1:
-            writable = (writable[0] or address, address + memsz)
-        if flags & 1:
+    for s, content in zip(loads, contents, strict=True):
+        image[s.address : s.address + s.filesz] = content
+        if s.flags & 2 and not s.flags & 1:
+            writable = (writable[0] or s.address, s.address + s.memsz)
+        if s.flags & 1:
             if executable != (0, 0):
                 raise ValueError("code object: more than one executable segment")
-            executable = (address, address + filesz)
+            executable = (s.address, s.address + s.filesz)
     return image, writable, executable
 
 
@@ -200,10 +260,14 @@ def _symbols(data: bytes, sections: dict[str, _Section]) -> dict[str, tuple[int,
     for s in by_index:
         if s.type not in (_SHT_SYMTAB, _SHT_DYNSYM):
             continue
+        if s.link >= len(by_index):
+            raise ValueError(f"code object: names of section {s.name} are in no section")
         strings = by_index[s.link].offset
-        for at in range(s.offset, s.offset + s.size, 24):
-            name, _, _, shndx, value, size = struct.unpack_from("<IBBHQQ", data, at)
-            text = data[strings + name : data.index(b"\0", strings + name)].decode()
+        table = _section_bytes(data, s)
+        for name, _, _, shndx, value, size in struct.iter_unpack(
+            "<IBBHQQ", table[: len(table) // 24 * 24]
+        ):
+            text = _text(data, strings + name, "a symbol's name")
             if text:
                 out[text] = (value, size, shndx)
     return out
@@ -212,33 +276,69 @@ def _symbols(data: bytes, sections: dict[str, _Section]) -> dict[str, tuple[int,
 def _refuse_relocations(data: bytes, sections: dict[str, _Section]) -> None:
     for s in sections.values():
         if s.type == _SHT_RELA and s.size:
-            at = range(s.offset, s.offset + s.size, 24)
-            kinds = {struct.unpack_from("<QQq", data, a)[1] & 0xFFFFFFFF for a in at}
+            table = _section_bytes(data, s)
+            entries = struct.iter_unpack("<QQq", table[: len(table) // 24 * 24])
+            kinds = {info & 0xFFFFFFFF for _, info, _ in entries}
             raise ValueError(f"code object: dynamic relocations {sorted(kinds)} are not supported")
 
 
-def _metadata(data: bytes) -> dict:
-    (offset,) = struct.unpack_from("<Q", data, 32)
-    size, count = struct.unpack_from("<HH", data, 54)
-    for i in range(count):
-        kind, _, at, _, _, filesz, _, _ = struct.unpack_from("<IIQQQQQQ", data, offset + i * size)
-        if kind != 4:  # PT_NOTE
+def _metadata(data: bytes, segments: list[_Segment]) -> dict[str, dict]:
+    """What the AMDGPU note says of each kernel, by the symbol of its descriptor."""
+    for s in segments:
+        if s.type != _PT_NOTE:
             continue
-        end = at + filesz
-        while at + 12 <= end:
-            namesz, descsz, note = struct.unpack_from("<III", data, at)
+        notes, at = _slice(data, s.offset, s.filesz, "a note segment"), 0
+        while at + 12 <= len(notes):
+            namesz, descsz, note = _unpack("<III", notes, at, "a note")
             desc = at + 12 + (namesz + 3) // 4 * 4
-            if note == 32 and data[at + 12 : at + 12 + namesz].rstrip(b"\0") == b"AMDGPU":
-                return msgpack.unpackb(bytes(data[desc : desc + descsz]))
+            if note == 32 and notes[at + 12 : at + 12 + namesz].rstrip(b"\0") == b"AMDGPU":
+                return _described(_slice(notes, desc, descsz, "the metadata"))
             at = desc + (descsz + 3) // 4 * 4
     return {}
 
 
-def _kernel(name: str, at: int, image: bytearray, meta: dict | None) -> KernelInfo:
+_NUMBERS = (
+    ".vgpr_count .agpr_count .sgpr_count .max_flat_workgroup_size .kernarg_segment_size".split()
+)
+
+
+def _described(packed: bytes) -> dict[str, dict]:
+    try:
+        kernels = msgpack.unpackb(packed).get("amdhsa.kernels", [])
+        by_symbol = {k[".symbol"]: k for k in kernels}
+        fits = all(
+            isinstance(symbol, str)
+            and all(_is_size(k.get(n, 0)) for n in _NUMBERS)
+            and all(
+                _is_size(a[".offset"]) and _is_size(a[".size"]) and isinstance(a[n], str)
+                for a in k.get(".args", [])
+                for n in (".value_kind", ".name")
+                if n in a or n == ".value_kind"
+            )
+            for symbol, k in by_symbol.items()
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as error:
+        raise ValueError(f"code object: unreadable metadata ({error!r})") from None
+    if not fits:
+        raise ValueError("code object: unreadable metadata (a field has another type or range)")
+    return by_symbol
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 32
+
+
+def _kernel(
+    name: str, at: int, image: bytearray, code: tuple[int, int], meta: dict | None
+) -> KernelInfo:
+    if not 0 <= at <= len(image) - 64:
+        raise ValueError(f"code object: the descriptor of kernel {name} is outside the image")
     lds, scratch, kernarg = struct.unpack_from("<III", image, at)
     (entry,) = struct.unpack_from("<q", image, at + 16)
     rsrc3, rsrc1, rsrc2 = struct.unpack_from("<III", image, at + 44)
     properties, preload = struct.unpack_from("<HH", image, at + 56)
+    if not code[0] <= at + entry < code[1]:
+        raise ValueError(f"code object: the entry of kernel {name} is outside the code")
     total = ((rsrc1 & 63) + 1) * 8
     arch = ((rsrc3 & 63) + 1) * 4
     # MODE: round and denorm in the low byte, then dx10_clamp (8), ieee (9); fp16_ovfl is bit 23.

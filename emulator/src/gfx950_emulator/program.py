@@ -23,11 +23,13 @@ _ENABLE_DISPATCH, _ENABLE_QUEUE, _ENABLE_KERNARG, _ENABLE_DISPATCH_ID, _ENABLE_P
     64,
 )
 _LDS_MAX = 163840
+_STRADDLING = ("fault", "outside", "inside")  # in the order of the core
+_SCRATCH_MAX = 131056  # per work item: 13 bits of 1 KiB for a wave
 
 
 def load(source: str | Path | bytes) -> Object:
     """Loads a gfx950 code object: path or bytes of an AMDGPU ELF (version 5, 6) or a clang offload
-    bundle."""
+    bundle. Raises ValueError for anything else, or what is damaged."""
     return Object(elf.load(source))
 
 
@@ -58,6 +60,7 @@ class Object:
         threads: int | None = None,
         max_instructions: int = 0,
         unaligned: bool = False,
+        straddling: str | None = None,
         strict_races: bool = False,
         latency: str | int | None = None,
         host_regions: Sequence[tuple[int, int, bool, int, str]] = (),
@@ -76,6 +79,9 @@ class Object:
         max_instructions: per wave, about; 0 is no limit.
         unaligned: vector memory accesses need no alignment, as in the unaligned access mode that
         ROCm sets.
+        straddling: what a dword of a buffer is that begins before num_records and ends behind it:
+        "fault", "outside" (reads 0, writes nothing; as documented) or "inside" (as one of AMD's
+        kernels needs). Default: "fault" with checks, else "outside".
         strict_races: a store to LDS is a race also where it stores the bytes that are there.
         latency: when memory operations take effect. "early": at once. "late": when an s_waitcnt (or
         a full counter) forces them; until then a destination holds poison, and stores are not
@@ -97,11 +103,18 @@ class Object:
             raise ValueError(
                 f"{name}: {info.lds_bytes} + {dynamic_lds} bytes of LDS, at most {_LDS_MAX}"
             )
+        if info.scratch_bytes > _SCRATCH_MAX:
+            raise ValueError(
+                f"{name}: {info.scratch_bytes} bytes of scratch, at most {_SCRATCH_MAX}"
+            )
         if (args is None) == (kernarg is None):
             raise TypeError(f"{name}: expected either args or kernarg")
         if args is not None and not info.has_metadata:
             raise TypeError(f"{name}: has no argument metadata, use kernarg")
         _check_mode(info)
+        straddling = straddling or ("fault" if check else "outside")
+        if straddling not in _STRADDLING:
+            raise ValueError(f"straddling: expected one of {_STRADDLING}, got {straddling!r}")
         latency, latency_seed = _latency(latency)
         count = check if count is None else count
         memory = arguments.Memory(count)
@@ -130,6 +143,7 @@ class Object:
                 "acc_vgprs": info.acc_vgprs,
                 "max_instructions": max_instructions,
                 "unaligned": unaligned,
+                "straddling": _STRADDLING.index(straddling),
                 "strict_races": strict_races,
                 "latency": latency,
                 "latency_seed": latency_seed,
@@ -244,5 +258,5 @@ def _triple(value: Sequence[int] | int) -> tuple[int, int, int]:
 def _check_mode(info: elf.KernelInfo) -> None:
     if info.mode & 0xF:
         raise NotImplementedError(f"{info.name}: MODE rounding other than nearest even")
-    if info.mode >> 4 & 3 != 3 or info.mode >> 6 & 3 != 3:
-        raise NotImplementedError(f"{info.name}: MODE that flushes denormals")
+    if info.mode >> 6 & 3 != 3:
+        raise NotImplementedError(f"{info.name}: MODE that flushes float16 and float64 denormals")
