@@ -56,8 +56,7 @@ test-emulate: $(DONE)/emulator
 	ROTQUANT_HIP_EMULATE=1 $(VENV)/bin/python setup.py --quiet build --build-base build/emulate --build-lib build/emulate/lib
 	PYTHONPATH=build/emulate/lib:tests $(VENV)/bin/pytest -p emulated $(EMULATED_TESTS)
 
-# rich, which the counts want, is one of the demo's packages.
-test-install: $(DONE)/extension $(DONE)/test $(DONE)/demo $(DONE)/emulator gfx950
+test-install: $(DONE)/extension $(DONE)/test $(DONE)/emulator gfx950
 	$(VENV)/bin/python bench/gfx950_counts.py --quick
 	$(VENV)/bin/python bench/gfx950_moe_counts.py --quick
 	$(VENV)/bin/python tests/install_paths.py

@@ -45,7 +45,7 @@ class SkipWithoutEmulator:
     """Last of the import finders: what imports the emulator where there is none is skipped."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "gfx950_emulator":
+        if name in ("gfx950_emulator", "tinygrad"):
             pytest.skip("needs the emulator: pip install ./emulator", allow_module_level=True)
 
 

@@ -42,7 +42,13 @@ def sdist(folder: Path) -> Path:
     """The unpacked source distribution of this checkout."""
     code = "import sys, rotquant_build; rotquant_build.build_sdist(sys.argv[1])"
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "build_backend")}
-    subprocess.run([sys.executable, "-c", code, folder], cwd=ROOT, env=environ, check=True)
+    subprocess.run(
+        [sys.executable, "-c", code, folder],
+        cwd=ROOT,
+        env=environ,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(folder)

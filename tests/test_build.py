@@ -400,7 +400,9 @@ def test_sdist_has_every_file_and_nothing_that_a_build_made(tmp_path: Path) -> N
         "emulator/build/temp/csrc/mfma.o",
         "emulator/src/gfx950_emulator.egg-info/PKG-INFO",
         "emulator/src/gfx950_emulator/_core_v3.so",
-        "tests/nvidia/build/kernel.h",
+        "emulator/.ruff_cache/CACHEDIR.TAG",
+        "tests/.hypothesis/examples/1",
+        "emulator/.pytest_cache/README.md",
         "tests/__pycache__/test_build.cpython-311.pyc",
         "rotquant_hip/_build_info.json",
     )
