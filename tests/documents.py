@@ -43,6 +43,7 @@ RUN: dict[str, list[tuple[str | None, str]]] = {
         (None, "pip install -r requirements/torch.txt"),
         ("pip install .", "pip install ."),
         (None, "python tests/readme_examples.py"),
+        ("pip install -r requirements/test.txt", "pip install -r requirements/test.txt"),
         (
             "python bench/fused_moe.py --threads 1 --seconds 8",
             "python bench/fused_moe.py --threads 1 --seconds 0.1 --experts 4 --m 1 4",
@@ -51,7 +52,6 @@ RUN: dict[str, list[tuple[str | None, str]]] = {
             "python bench/fused_moe.py --accuracy",
             "python bench/fused_moe.py --accuracy --seeds 1",
         ),
-        ("pip install -r requirements/test.txt", "pip install -r requirements/test.txt"),
         ("pytest -m gpu", "pytest -m gpu"),
         ("pytest", f"pytest {COLLECT}"),
         ('pytest -m "not gpu"', f'pytest {COLLECT} -m "not gpu"'),
