@@ -46,7 +46,7 @@ RUN: dict[str, list[tuple[str | None, str]]] = {
         ("pip install -r requirements/test.txt", "pip install -r requirements/test.txt"),
         (
             "python bench/fused_moe.py --threads 1 --seconds 8",
-            "python bench/fused_moe.py --threads 1 --seconds 0.1 --experts 4 --m 1 4",
+            "python bench/fused_moe.py --threads 1 --seconds 0.1 --experts 16 --m 1 4",
         ),
         (
             "python bench/fused_moe.py --accuracy",
