@@ -4,6 +4,7 @@
 #   make bench  speed on this machine                  make format   rewrite to what lint wants
 #   make gfx950 machine code and disassembly           make clean    remove what a build made
 #   make test-emulate  the op tests on that machine code, launchers included, executed by the CPU
+#   make test-install  the install paths and commands that the documents name, in fresh environments
 #   make test-moe-full MoE layers of real models at full size on that machine code: minutes a model
 
 PYTHON ?= python3
@@ -21,7 +22,7 @@ BUILD_INPUTS := $(shell find csrc build_backend -type f -not -name '*.pyc') setu
 EMULATOR_INPUTS := $(shell find emulator/csrc emulator/src -type f -not -name '*.pyc' -not -name '*.so') emulator/setup.py emulator/pyproject.toml
 LINT_CXX = find csrc emulator tests bench -name '*.h' -o -name '*.cpp' -o -name '*.hip' -o -name '*.cu'
 
-.PHONY: demo test test-emulate test-moe-full bench lint format gfx950 clean
+.PHONY: demo test test-emulate test-install test-moe-full bench lint format gfx950 clean
 .DELETE_ON_ERROR:
 
 demo: $(DONE)/extension $(DONE)/demo
@@ -54,6 +55,11 @@ EMULATED_TESTS := tests/test_rotate_quant.py tests/test_layout_ops.py tests/test
 test-emulate: $(DONE)/emulator
 	ROTQUANT_HIP_EMULATE=1 $(VENV)/bin/python setup.py --quiet build --build-base build/emulate --build-lib build/emulate/lib
 	PYTHONPATH=build/emulate/lib:tests $(VENV)/bin/pytest -p emulated $(EMULATED_TESTS)
+
+test-install: $(DONE)/extension $(DONE)/test $(DONE)/emulator gfx950
+	$(VENV)/bin/python bench/gfx950_counts.py --quick
+	$(VENV)/bin/python bench/gfx950_moe_counts.py --quick
+	$(VENV)/bin/python tests/install_paths.py
 
 test-moe-full: $(DONE)/extension $(DONE)/test $(DONE)/emulator gfx950
 	$(VENV)/bin/python tests/moe_full_shapes.py

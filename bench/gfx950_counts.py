@@ -17,7 +17,7 @@ The outputs of both are compared with numpy's.
   hbm .. mfma us by resource, launches added up; bound us: each launch's largest, added up. Few
               tokens are far from filling the chip, which these bounds do not know.
 
-    pip install . ./emulator -r requirements/emulator.txt -r requirements/test.txt rich
+    pip install . ./emulator -r requirements/emulator.txt -r requirements/test.txt
     python bench/gfx950_counts.py [--quick] [--out counts.csv] [--chart counts.png]
 """
 

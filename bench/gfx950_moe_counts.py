@@ -25,7 +25,7 @@ modelled (us: peak rates of an MI355X, a lower bound and no timing, launches not
   blocks        of sorted rows of the whole layer: used by a routing; in the grid (moe_max_rows());
                 in one by the bound M * topk + E * (block_m - 1)
 
-    pip install . ./emulator -r requirements/emulator.txt -r requirements/test.txt rich
+    pip install . ./emulator -r requirements/emulator.txt -r requirements/test.txt
     python bench/gfx950_moe_counts.py [--quick] [--out counts.csv] [--chart counts.png]
 """
 

@@ -43,6 +43,12 @@ COMMON_FLAGS = ["-O3", "-std=c++20", "-fvisibility=hidden", "-ffp-contract=off",
 CXX_FLAGS = [*COMMON_FLAGS, "-fopenmp"]
 
 
+def prefix_maps(root: Path, torch: Any) -> list[str]:
+    """Flags that keep the folders of the build out of __FILE__ in torch's error macros."""
+    folders = {root: "", Path(torch.__file__).parent: "torch/"}  # the last that fits wins
+    return [f"-ffile-prefix-map={folder}/={to}" for folder, to in folders.items()]
+
+
 class BuildRefused(SystemExit):
     """Ends the build with one sentence on stderr, exit status 1 and no traceback."""
 
@@ -118,6 +124,7 @@ def extension_arguments(root: Path, torch: Any, archs: Sequence[str]) -> dict[st
     # system one, so that -Wextra speaks of our code only. With HIP it also finds ROCm's headers.
     system = [f"-isystem{path}" for path in cpp_extension.include_paths(device)]
     # NOTE: the torch version is on the command line so that ninja rebuilds after torch is replaced.
+    flags = [*prefix_maps(root, torch), *system]
     macros: list[tuple[str, str | None]] = [("ROTQUANT_TORCH_VERSION", f'"{torch.__version__}"')]
     if archs:
         macros += [("ROTQUANT_WITH_HIP", None), ("ROTQUANT_HIP_ARCHS", f'"{";".join(archs)}"')]
@@ -129,8 +136,8 @@ def extension_arguments(root: Path, torch: Any, archs: Sequence[str]) -> dict[st
         "libraries": ["amdhip64", "c10_hip", "torch_hip"] if archs else [],
         "library_dirs": cpp_extension.library_paths(device),
         "extra_compile_args": {
-            "cxx": [*CXX_FLAGS, *system],
-            "nvcc": [*COMMON_FLAGS, *(f"--offload-arch={arch}" for arch in archs), *system],
+            "cxx": [*CXX_FLAGS, *flags],
+            "nvcc": [*COMMON_FLAGS, *(f"--offload-arch={arch}" for arch in archs), *flags],
         },
     }
 
@@ -151,8 +158,9 @@ def device_archs(torch: Any, environ: Mapping[str, str] = os.environ) -> list[st
 
 
 def remove_stale_hip_objects(root: Path, build_temp: Path) -> None:
-    """Delete hipcc's objects that are older than the newest header, so that ninja rebuilds them."""
-    newest = max((h.stat().st_mtime for h in (root / "csrc").rglob("*.h")), default=0.0)
+    """Delete hipcc's objects that are older than any file they may include: ninja rebuilds them."""
+    included = (p for p in (root / "csrc").rglob("*") if p.suffix not in (".cpp", ".hip"))
+    newest = max((p.stat().st_mtime for p in included if p.is_file()), default=0.0)
     for obj in (build_temp / "csrc" / "hip").rglob("*.o"):
         if obj.stat().st_mtime < newest:
             obj.unlink()
@@ -211,7 +219,9 @@ def setup_arguments(root: Path, arguments: Sequence[str]) -> dict[str, Any]:
                 "ROTQUANT_HIP_EMULATE=1 is for a torch without HIP; this one has it."
             )
         arguments = extension_arguments(root, torch, [])
-        arguments = emulate.add_kernels(arguments, root, COMMON_FLAGS, BuildRefused)
+        arguments = emulate.add_kernels(
+            arguments, root, [*COMMON_FLAGS, *prefix_maps(root, torch)], BuildRefused
+        )
         return {
             "ext_modules": [CppExtension(**arguments)],
             "cmdclass": {"build_ext": build_command(root, torch, [emulate.ARCH], emulated=True)},

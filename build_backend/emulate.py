@@ -5,7 +5,7 @@ The kernels and their launchers are compiled whole, host and gfx950, and linked 
 emulator's stand-in for libamdhip64; csrc/ops then sends CPU tensors there. Build it beside the
 ordinary extension, never over it:
 
-    pip install ./emulator ziglang && pip install --no-deps triton   # triton: for HIP's headers
+    pip install ./emulator ziglang && pip install --no-deps triton==3.6.0  # HIP's headers
     ROTQUANT_HIP_EMULATE=1 python setup.py build --build-base build/emulate \
         --build-lib build/emulate/lib
     PYTHONPATH=build/emulate/lib pytest tests/test_rotate_quant.py    # or: make test-emulate
@@ -66,7 +66,8 @@ def add_kernels(
 def _compile_all(hipcc: Any, root: Path, folder: Path, flags: list[str]) -> list[str]:
     """Objects of every .hip file; those newer than all sources are kept."""
     sources = sorted((root / "csrc/hip").rglob("*.hip"))
-    inputs = [p for p in (root / "csrc").rglob("*") if p.suffix in (".h", ".def", ".hip")]
+    inputs = [p for p in (root / "csrc").rglob("*") if p.is_file() and p.suffix != ".cpp"]
+    inputs += Path(__file__).parent.glob("*.py")  # the flags
     inputs += [Path(hipcc.__file__), *hipcc.RUNTIME.glob("*.h")]
     newest = max(p.stat().st_mtime for p in inputs)
 

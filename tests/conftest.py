@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 
 import isa
 import pytest
@@ -38,6 +39,19 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(scope="session")
 def isa_libraries(tmp_path_factory) -> dict[str, ctypes.CDLL]:
     return isa.build_libraries(tmp_path_factory.mktemp("isa"))
+
+
+class SkipWithoutEmulator:
+    """Last of the import finders: what imports the emulator where there is none is skipped."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name in ("gfx950_emulator", "tinygrad"):
+            pytest.skip("needs the emulator: pip install ./emulator", allow_module_level=True)
+
+
+def pytest_configure() -> None:
+    # Not earlier: other conftest files ask whether it is installed.
+    sys.meta_path.append(SkipWithoutEmulator())
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ Nothing is compiled here: a ROCm torch is simulated with compilers that only rec
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -206,6 +209,64 @@ def test_b48_b56_rocm_build_sources_and_flags(rocm_build, tree: Path) -> None:
     }
 
 
+def edit(path: Path) -> None:
+    """Make a file newer than everything, whatever the clock's resolution."""
+    later = time.time() + 100
+    os.utime(path, (later, later))
+
+
+@pytest.mark.parametrize("edited", ["csrc/core/gemm_configs.def", "csrc/hip/device/fwht.h"])
+def test_an_edited_table_or_header_rebuilds_the_device_objects(
+    rocm_build, tree: Path, edited: str
+) -> None:
+    hip = found(tree, "csrc/hip/**/*.hip")
+    for _ in range(2):  # the second time nothing was edited
+        result, calls = rocm_build()
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert compiled(calls["hipcc"], tree) == hip
+    edit(tree / edited)
+    result, calls = rocm_build()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert compiled(calls["hipcc"], tree) == sorted([*hip, *hip])
+
+
+@pytest.mark.parametrize("edited", ["csrc/core/gemm_configs.def", "csrc/hip/device/fwht.h"])
+def test_an_edited_table_or_header_rebuilds_the_code_objects(tmp_path: Path, edited: str) -> None:
+    """The CMake target gfx950, with a compiler that only makes its output."""
+    tree = tmp_path / "tree"
+    for name in ("csrc", "cmake"):
+        shutil.copytree(ROOT / name, tree / name)
+    shutil.copy(ROOT / "CMakeLists.txt", tree)
+    tool = tmp_path / "tool"
+    tool.write_text(RECORDER.format(python=sys.executable))
+    tool.chmod(0o755)
+    record = tmp_path / "record"
+    environ = {**os.environ, "RECORD": str(record)}
+    cmake = [sys.executable, "-m", "cmake"]
+    tools = [f"-DROTQUANT_{name}={tool}" for name in ("CLANG", "LLD")]
+    subprocess.run(
+        [*cmake, "-S", tree, "-B", tree / "build", "-G", "Ninja", *tools],
+        check=True,
+        env=environ,
+        capture_output=True,
+    )
+
+    def build() -> int:
+        subprocess.run(
+            [*cmake, "--build", tree / "build", "--target", "gfx950"],
+            check=True,
+            env=environ,
+            capture_output=True,
+        )
+        return len(record.read_text().splitlines())
+
+    once = build()
+    assert once >= 3 * len(found(tree, "csrc/hip/*/kernel.hip", "csrc/hip/*/inst/*.hip"))
+    assert build() == once, "nothing was edited"
+    edit(tree / edited)
+    assert build() == 2 * once
+
+
 def test_b47_rocm_build_with_an_empty_list_is_refused(rocm_build) -> None:
     result, calls = rocm_build(PYTORCH_ROCM_ARCH="")
     assert result.returncode == 1
@@ -317,6 +378,70 @@ def test_sdist_needs_no_torch(bare_python: Path, tree: Path, tmp_path: Path) -> 
     assert not [name for name in names if name.endswith((".so", "_build_info.json", ".pyc"))]
 
 
+def checkout(folder: Path) -> list[str]:
+    """Copies the files of this checkout that git would commit; returns their names."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    names = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    return names
+
+
+def test_sdist_has_every_file_and_nothing_that_a_build_made(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    names = checkout(tree)
+    made = (
+        "emulator/build/lib/gfx950_emulator/hip/runtime.cpp",
+        "emulator/build/temp/csrc/mfma.o",
+        "emulator/src/gfx950_emulator.egg-info/PKG-INFO",
+        "emulator/src/gfx950_emulator/_core_v3.so",
+        "emulator/.ruff_cache/CACHEDIR.TAG",
+        "tests/.hypothesis/examples/1",
+        "emulator/.pytest_cache/README.md",
+        "tests/__pycache__/test_build.cpython-311.pyc",
+        "rotquant_hip/_build_info.json",
+    )
+    for name in made:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("made by a build")
+    run_python(
+        f"{HOOK}backend.build_sdist(sys.argv[2])", tree / "build_backend", tmp_path, cwd=tree
+    )
+    (archive,) = tmp_path.glob("rotquant_hip-*.tar.gz")
+    with tarfile.open(archive) as tar:
+        packed = {m.name.partition("/")[2] for m in tar.getmembers() if m.isfile()}
+    packed = {name for name in packed if not name.startswith("rotquant_hip.egg-info/")}
+    assert packed - {"PKG-INFO", "setup.cfg"} == set(names)
+
+
+# --- what is built --------------------------------------------------------------------------------
+
+
+def libraries(package: str) -> list[Path]:
+    """The compiled modules of an installed package; its other files are not imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        pytest.skip(f"{package} is not installed")
+    return sorted(Path(spec.origin).parent.glob("*.so"))
+
+
+@pytest.mark.parametrize("package", ["rotquant_hip", "gfx950_emulator"])
+def test_a_library_does_not_name_the_folders_of_its_build(package: str) -> None:
+    built = libraries(package)
+    assert built
+    folders = (ROOT, Path(torch.__file__).parent, Path.home(), Path(tempfile.gettempdir()))
+    for library in built:
+        strings = re.findall(rb"[\x20-\x7e]{6,}", library.read_bytes())
+        for folder in folders:
+            found = [s.decode() for s in strings if f"{folder}/".encode() in s]
+            assert not found, f"{library.name}: {found[:5]}"
+
+
 # --- what import needs ----------------------------------------------------------------------------
 
 
@@ -348,6 +473,42 @@ def test_extension_not_built_is_said(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(_loader, "BUILD_INFO", tmp_path / "_build_info.json")
     with pytest.raises(ImportError, match="has not been built.*pip install"):
         _loader.load_extension()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b'{"torch": "2.1', b"\xff\xfe{}", b"[]", b"null", b"{}", b'{"torch": 2}', b"[" * 100_000],
+    ids=["empty", "truncated", "encoding", "list", "null", "no keys", "number", "deep"],
+)
+def test_unreadable_record_is_said(content: bytes, tmp_path: Path, monkeypatch) -> None:
+    info = tmp_path / "_build_info.json"
+    info.write_bytes(content)
+    monkeypatch.setattr(_loader, "BUILD_INFO", info)
+    with pytest.raises(ImportError) as error:
+        _loader.load_extension()
+    message = str(error.value)
+    assert message.startswith(str(info)) and "pip install" in message and "\n" not in message
+
+
+def test_second_build_in_one_process_is_said(tmp_path: Path) -> None:
+    package = Path(_loader.__file__).parent
+    shutil.copytree(
+        package, tmp_path / "rotquant_hip", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    code = """
+import sys
+import rotquant_hip
+for name in [n for n in sys.modules if n.partition(".")[0] == "rotquant_hip"]:
+    del sys.modules[name]
+sys.path.insert(0, sys.argv[1])
+try:
+    import rotquant_hip
+except ImportError as error:
+    print(error)
+"""
+    said = run_python(code, tmp_path).stdout
+    (sentence,) = said.splitlines()
+    assert "one build for each process" in sentence and str(tmp_path) in sentence
 
 
 def test_build_record_is_that_of_this_torch() -> None:

@@ -7,10 +7,13 @@ from collections import Counter
 
 import pytest
 
-import gfx950_emulator as emu
+try:
+    import gfx950_emulator as emu
+except ModuleNotFoundError:  # the test files say so, each for itself
+    emu = None
 
 _executed: Counter = Counter()
-_run = emu.Object.run
+_run = emu and emu.Object.run
 
 
 def _counting_run(self: emu.Object, *args, **kwargs) -> emu.Stats:
@@ -19,10 +22,13 @@ def _counting_run(self: emu.Object, *args, **kwargs) -> emu.Stats:
     return stats
 
 
-emu.Object.run = _counting_run
+if emu:
+    emu.Object.run = _counting_run
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not emu:
+        return
     never = sorted(emu.implemented() - set(_executed))
     reached = len(emu.implemented()) - len(never)
     terminalreporter.write_line(
