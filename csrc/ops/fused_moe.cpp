@@ -159,7 +159,7 @@ Routes with_shared_experts(const at::Tensor& ids, const at::Tensor& weights,
   if (shared == 0) return routes;
   const at::Tensor shared_ids = at::arange(first, first + shared, ids.options());
   routes.ids = at::cat({ids, shared_ids.expand({ids.size(0), shared})}, 1);
-  routes.weights = at::constant_pad_nd(weights.to(at::kFloat), {0, shared}, shared_weight);
+  routes.weights = at::constant_pad_nd(floats_of(weights), {0, shared}, shared_weight);
   if (mask) routes.mask = at::constant_pad_nd(mask->ne(0).to(at::kInt), {0, shared}, 1);
   return routes;
 }

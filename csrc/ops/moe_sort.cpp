@@ -84,7 +84,7 @@ Sorted moe_sort(const OptionalTensor& zero, const at::Tensor& topk_ids,
     mask = mask_of(*expert_mask);
   }
   const at::Tensor ids = narrow_ids(topk_ids, num_experts);
-  const at::Tensor weights = topk_weights.to(at::kFloat).contiguous();
+  const at::Tensor weights = floats_of(topk_weights);
 
   const int64_t max_rows = moe_max_rows(tokens * topk, local_experts, block_m);
   const auto ints = ids.options();

@@ -68,12 +68,12 @@ CheckedRotation check_rotation(const RotationArguments& arguments, const at::Ten
       checked.matrix = r.to(at::kBFloat16).contiguous();
       checked.params.matrix_bf16 = static_cast<const uint16_t*>(checked.matrix.const_data_ptr());
     } else {
-      checked.matrix = matrix->to(at::kFloat).contiguous();
+      checked.matrix = floats_of(*matrix);
       checked.params.matrix = checked.matrix.const_data_ptr<float>();
     }
   }
   if (prescale) {
-    checked.prescale = prescale->to(at::kFloat).contiguous();
+    checked.prescale = floats_of(*prescale);
     checked.params.prescale = checked.prescale.const_data_ptr<float>();
   }
   return checked;
