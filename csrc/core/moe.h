@@ -10,9 +10,10 @@
 //
 // The buffers come back from the caller, who may have changed them, kept them from another sort, or
 // have weights for fewer experts. Every kernel and the CPU read them alike, and nothing outside a
-// buffer: of num_valid[0] what is in 0 .. max_rows counts, in 16s, and for a GEMM in whole blocks; a
-// block of no expert and a row that is_route() denies contribute nothing. Only where sorted_ids and
-// reverse_sorted contradict each other, a GPU's moe_rotate_quant leaves open which scales a row gets.
+// buffer: of num_valid[0] what is in 0 .. max_rows counts, in 16s, and for a GEMM in whole blocks;
+// a block of no expert and a row that is_route() denies contribute nothing. Only where sorted_ids
+// and reverse_sorted contradict each other, a GPU's moe_rotate_quant leaves open which scales a row
+// gets.
 #pragma once
 
 #include "core/layout.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // From a wave's sums in LDS to the output: each sorted row goes where its route wants it. Rows that
-// are none, padding, go nowhere. Columns come in 32s, so that whatever a lane takes at once exists or does not.
+// are none, padding, go nowhere. Columns come in 32s, so that whatever a lane takes at once exists
+// or does not.
 #pragma once
 
 #include "core/moe.h"

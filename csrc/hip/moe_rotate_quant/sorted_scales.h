@@ -50,8 +50,7 @@ struct SortedScales {
         tokens(static_cast<uint32_t>(p.sorting.tokens)),
         topk(static_cast<uint32_t>(p.sorting.topk)),
         max_rows(static_cast<uint32_t>(p.sorting.max_rows)),
-        rows_in_use(
-            static_cast<uint32_t>(moe_rows_in_use(p.sorting, p.sorting.num_valid[0]))),
+        rows_in_use(static_cast<uint32_t>(moe_rows_in_use(p.sorting, p.sorting.num_valid[0]))),
         padded_groups(static_cast<uint32_t>(round_up_to(p.x.k / kGroup, kScaleTileGroups))) {
     // What lanes without a row may read.
     if (max_rows == 0) sorted_ids = reverse_sorted;
