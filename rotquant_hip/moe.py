@@ -32,7 +32,9 @@ _ops = torch.ops.rotquant_hip
 class MoeSorting(NamedTuple):
     """Routes by local expert, then token, then slot: what ``moe_sort`` returns.
 
-    Every byte is written, and is the same on every run.
+    Every byte is written, and is the same on every run. The ops read nothing outside their
+    arguments whatever the numbers are: an expert, token or slot that does not exist contributes
+    nothing, and of ``num_valid[0]`` counts what is in 0 .. rows.
     """
 
     sorted_ids: Tensor  # int32 [rows], slot << 24 | token; padding is topk << 24 | M
@@ -133,7 +135,8 @@ def moe_rotate_quant(
 
     Returns:
         codes [M, H / 2] in token order; scales [ceil32(rows), ceil8(H / 32)], sorted and shuffled,
-        all of it written: 0 in padding.
+        all of it written: 0 in padding. (A GPU needs ``sorted_ids`` and ``reverse_sorted`` that
+        agree for that, as those of ``moe_sort`` do.)
     """
     return _ops.moe_rotate_quant(
         x,
@@ -211,8 +214,15 @@ def moe_gemm1(
         config: index into ``moe_gemm1_configs()``; -1 picks one by shape.
 
     Returns:
-        codes [rows, I / 2], scales [ceil32(rows), ceil8(I / 32)] shuffled, both in sorted rows;
-        rows past ``num_valid[0]`` are not written.
+        codes [rows, I / 2], scales [ceil32(rows), ceil8(I / 32)] shuffled, both in sorted rows. A
+        row that is no route is 0; blocks past ``num_valid[0]``, and of an expert that ``w1`` does
+        not have, are not written.
+
+    In float32: sums as in ``gemm_a4w4``; times the route's weight, plus the bias, clamped,
+    activated, rounded after each operation. On a CPU the activations are those of
+    csrc/cpu/activate.h, the same bytes on every machine; a GPU's exponential and order of sums
+    differ in the last bits, and its codes with them where a value lies between two. Then
+    ``rotate_quant``, with its bound on magnitudes that a rotation can add up.
     """
     return _ops.moe_gemm1(
         a,
@@ -263,7 +273,11 @@ def moe_gemm2(
         config: index into ``moe_gemm2_configs()``; -1 picks one by shape.
 
     Returns:
-        [M * topk, H], token by token; rows of dropped routes are not written.
+        [M * topk, H], token by token; rows of dropped routes, and of those whose expert ``w2`` does
+        not have, are not written.
+
+    Sums are float32, as in ``gemm_a4w4``; the bias is added in float32 and the result rounded once,
+    to nearest even.
     """
     return _ops.moe_gemm2(
         a,
@@ -326,8 +340,9 @@ def moe_gemm2_atomic_(
 ) -> None:
     """``moe_gemm2`` that adds every row, times its weight, to ``out[token]``.
 
-    Sums are rounded to the dtype of ``out`` one by one, on a GPU in any order: results may differ
-    in their last bits from run to run.
+    The row plus its bias times its weight, each rounded to float32, is rounded to the dtype of
+    ``out`` and added there, which rounds again: on a CPU in the order of sorted rows, on a GPU in
+    any order, so that results may differ in their last bits from run to run.
 
     Args:
         out: [M, H], contiguous, bf16, fp16 or float32; zeros, or what is to be added to.
@@ -360,7 +375,10 @@ def moe_reduce(
 ) -> Tensor:
     """``out[t] = shared[t] + sum over slots of topk_weights[t, slot] * rows[t, slot]``.
 
-    Adds in float32, slots in ascending order, and rounds once: the same bytes on every run.
+    In float32, ``shared`` (else 0) first, then the slots in ascending order: the product is
+    rounded, then the sum (no fused multiply-add), and at the end once to ``out_dtype``, to nearest
+    even. The same bytes on every run and every device. An MXFP4 row is its code's value times its
+    scale, rounded to float32, before that. Of ``sorting.reverse_sorted`` only the sign counts.
 
     Args:
         rows: [M * topk, H], what ``moe_gemm2`` returns; or with ``scales`` its MXFP4 codes.

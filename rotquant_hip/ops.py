@@ -54,7 +54,10 @@ def quant(
 
     A code is value / scale rounded to nearest, ties to the even code, saturated at 6, its sign
     kept. A group of zeros has byte 0 and codes 0; one with a NaN or Inf has byte 255 (NaN) and
-    codes 0, and no other group is affected. Tiny groups clamp at byte 0 (2^-127).
+    codes 0, and no other group is affected. Tiny groups clamp at byte 0 (2^-127); subnormals are
+    not flushed. The squared error of ``mse`` is float32, in units of round_up's scale, each square
+    and sum rounded (no fused multiply-add), summed as a balanced tree, neighbours first; equal
+    errors keep round_up's scale.
     """
     return _ops.quant(x, scale_mode=scale_mode, shuffle_scales=shuffle_scales)
 
@@ -82,7 +85,9 @@ def rotate(
         [..., K] in ``out_dtype``, rounded once from float32, to nearest even.
 
     Accumulates in float32. Hadamard: butterflies (a + b, a - b) at distances 1, 2, 4, ..., then
-    one multiplication by 1/sqrt(RS).
+    one multiplication by 1/sqrt(RS). The sums come first: one that passes float32's largest value
+    is Inf or NaN although the result would be finite. None does while |x * prescale| is at most
+    FLT_MAX / RS in a block (5.3e36 for RS 64; any fp16 x without prescale is).
 
     Matrix on a CPU: R in float32; products and sums rounded to float32 in ascending order of the
     input channel. Matrix on a GPU: R, and x times prescale, are rounded to bf16 first (bf16 x
@@ -111,7 +116,8 @@ def rotate_quant(
 
     The rotated float32 value goes straight to the quantiser. For the Hadamard with RS 16, 64 or
     256 the factor 1/sqrt(RS) is a power of two and is taken from the scale exponent instead of
-    multiplied.
+    multiplied. Where a block overflows, see ``rotate``, the groups that it reaches are NaN (byte
+    255, codes 0); no other block is affected.
 
     Args:
         bf16_intermediate: round the rotated value to bf16 first, so that the result equals
@@ -143,7 +149,8 @@ def dequant(
         dtype: bf16, fp16 or float32.
 
     Returns:
-        [..., K] in ``dtype``. Byte 0 is 2^-127 and 255 is NaN.
+        [..., K] in ``dtype``: the product rounded to float32, then to ``dtype``, to nearest even.
+        Byte 0 is 2^-127 and 255 is NaN; subnormals are kept.
     """
     return _ops.dequant(codes, scales, dtype=dtype, shuffled_scales=shuffled_scales)
 
@@ -246,7 +253,8 @@ def gemm_a4w4(
     Returns:
         [..., n] in ``out_dtype``, rounded once, to nearest even.
 
-    Products are exact and scaled by 2^(a_scale + b_scale - 254); sums are float32. On a CPU a
+    Products are exact and scaled by 2^(a_scale + b_scale - 254); sums are float32; the bias is
+    added to the whole sum. On a CPU a
     group of 32 products is summed exactly and rounded once, then the groups are added in ascending
     order, so that the result is the same on every machine. On a GPU the matrix unit adds; its
     order depends on the configuration, but the same call gives the same bytes again.

@@ -189,6 +189,7 @@ def hadamard(x: ArrayLike, rotation_size: int) -> F32:
     """Unnormalised Sylvester-Hadamard transform of every block of `rotation_size` channels.
 
     float32 butterflies (a, b) -> (a + b, a - b) at the distances 1, 2, 4 ... rotation_size / 2.
+    They cannot overflow where |x| <= FLT_MAX / rotation_size; beyond, a sum may be Inf or NaN.
     """
     x = np.asarray(x, np.float32)
     u = x
@@ -213,7 +214,8 @@ def rotate(
 
     rotation: [RS, RS] for all blocks or [K/RS, RS, RS], or None for Hadamard / sqrt(RS), RS = 64
     unless given. prescale: [K], multiplied in first. The result is float32: round it to the
-    output's type afterwards.
+    output's type afterwards. Hadamard: the sums come before the factor, see `hadamard` for what
+    that overflows. Products and sums are rounded each.
     """
     v, rs = _prepare(x, rotation, rotation_size, prescale)
     if rotation is not None:

@@ -170,6 +170,8 @@ def moe_reduce(
 ) -> F32:
     """rows [M, topk, H] to [M, H]: shared, then the slots in ascending order, all in float32.
 
+    The product is rounded, then the sum: a fused multiply-add gives other bytes.
+
     The row of a dropped route (reverse_sorted < 0) is not looked at.
     """
     tokens, topk, hidden = rows.shape

@@ -123,6 +123,20 @@ def test_one_bad_row_poisons_its_token_only(device):
     assert out[4, 7].isnan() and out.isnan().sum() == 1
 
 
+def test_the_product_is_rounded_before_the_sum(device):
+    """A fused multiply-add would keep 2^-24, which the product has below its last bit."""
+    almost = 1 + 2.0**-12
+    square = 1 + 2.0**-11  # almost^2 without its 2^-24, a tie that rounds to even
+    rows = torch.tensor([[-square], [almost]], device=device).expand(2, 32).contiguous()
+    weights = torch.tensor([[1.0, almost]], device=device)
+    reverse = torch.arange(2, dtype=torch.int32, device=device)
+    out = OPS.moe_reduce(rows, weights, reverse)
+    assert almost * almost - square == 2.0**-24
+    np.testing.assert_array_equal(to_array(out), 0)
+    expected = ref_moe.moe_reduce(to_array(rows)[None], to_array(weights), to_array(reverse))
+    np.testing.assert_array_equal(to_array(out), expected)
+
+
 def test_the_order_of_the_slots_is_part_of_it(device):
     """2^24 + 1 - 2^24 is 0 in this order and 1 in others."""
     problem = Problem(1, 3, 32, dropped=0.0)

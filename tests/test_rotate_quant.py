@@ -542,3 +542,41 @@ def test_isa_dequant(isa_libraries, isa, out):
         DTYPES.index(out),
     )
     assert_values_equal(to_tensor(y), ref.dequant(codes, scales), isa)
+
+
+@pytest.mark.parametrize("past", [False, True], ids=["at the bound", "past it"])
+@pytest.mark.parametrize("size", ref.ROTATION_SIZES)
+def test_hadamard_overflows_past_its_bound(device, size, past):
+    """From FLT_MAX / RS on, sums can overflow: groups that they reach are NaN, and no others."""
+    bound = np.float32(np.finfo(np.float32).max) / np.float32(size)
+    row = np.sign(
+        ref.hadamard(np.eye(size, dtype=np.float32)[size - 1], size)
+    )  # sums in one column
+    x = np.ones((3, 2, max(size, 32)), np.float32)
+    x[1, 0, :size] = row * (np.nextafter(bound, np.float32(np.inf)) if past else bound)
+    x = x.reshape(3, -1)
+    tensor = to_tensor(x, device)
+    for via_bf16 in (False, True):
+        options = {"rotation_size": size, "bf16_intermediate": via_bf16}
+        codes, scales = map(to_array, rq.rotate_quant(tensor, **options))
+        expected_codes, expected = ref.rotate_quant(x, **options)
+        np.testing.assert_array_equal(codes, expected_codes)
+        np.testing.assert_array_equal(scales, expected)
+        bad = np.zeros(scales.shape, bool)
+        bad[1, (size - 1) // 32] = past
+        np.testing.assert_array_equal(scales == 255, bad)
+        assert not codes.reshape(*scales.shape, 16)[bad].any()
+    rotated = rq.rotate(tensor, rotation_size=size)
+    assert_values_equal(rotated, ref.rotate(x, rotation_size=size), "rotate")
+    assert rotated.isinf().any(-1).tolist() == [False, past, False]
+
+
+def test_hadamard_overflow_of_a_finite_result(device):
+    """The exact results are finite, but their sums before the factor are not."""
+    x = np.zeros((1, 64), np.float32)
+    x[0, :4] = 3.3e38
+    codes, scales = map(to_array, rq.rotate_quant(to_tensor(x, device)))
+    np.testing.assert_array_equal(scales, 255)
+    np.testing.assert_array_equal(codes, 0)
+    for got, expected in zip((codes, scales), ref.rotate_quant(x), strict=True):
+        np.testing.assert_array_equal(got, expected)

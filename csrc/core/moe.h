@@ -8,6 +8,13 @@
 // num_valid = {rows in use, tokens}. reverse_sorted[token * topk + slot] is the route's row, -1 if
 // the route was dropped: an id that is negative, not below `experts`, or of an expert that is not
 // local; kMoeInvalid if it was not sorted, as the mask is none: see moe_sort.
+//
+// The buffers come back from the caller, who may have changed them, kept them from another sort, or
+// have weights for fewer experts. Every kernel and the CPU read them alike, and nothing outside a
+// buffer: of num_valid[0] what is in 0 .. max_rows counts, in 16s, and for a GEMM in whole blocks;
+// a block of no expert and a row that is_route() denies contribute nothing. Only where sorted_ids
+// and reverse_sorted contradict each other, a GPU's moe_rotate_quant leaves open which scales a row
+// gets.
 #pragma once
 
 #include "core/layout.h"
@@ -31,6 +38,17 @@ RQ_HOST_DEVICE constexpr int32_t moe_slot(int32_t sorted_id) {
 }
 RQ_HOST_DEVICE constexpr int32_t moe_sorted_id(int64_t token, int slot) {
   return static_cast<int32_t>(token | static_cast<int64_t>(slot) << kMoeSlotShift);
+}
+
+// Whether a sorted row stands for one of the routes.
+RQ_HOST_DEVICE constexpr bool is_route(const MoeSorting& s, int32_t sorted_id) {
+  return moe_token(sorted_id) < s.tokens && moe_slot(sorted_id) < s.topk;
+}
+
+// Rows in use, from num_valid[0]: no less than 0, no more than there are, whole 16s.
+RQ_HOST_DEVICE constexpr int32_t moe_rows_in_use(const MoeSorting& s, int32_t num_valid) {
+  const auto most = static_cast<int32_t>(s.max_rows);
+  return (num_valid < 0 ? 0 : num_valid < most ? num_valid : most) & -16;
 }
 
 // Rows that any routing can need: A experts with routes waste at most block_m - 1 rows each, and

@@ -16,7 +16,7 @@ namespace rotquant::cpu::RQ_ISA {
 RQ_INLINE TokenRows gathered_rows(const MoeGemm1Params& p, const MoeTile& tile) {
   TokenRows rows{tile.in_use, {}, p.a_scales, tile.row0};
   for (int row = 0; row < tile.in_use; ++row)
-    if (is_route(p.sorting, tile.row0 + row))
+    if (is_route_row(p.sorting, tile.row0 + row))
       rows.codes[row] = p.a + moe_token(p.sorting.sorted_ids[tile.row0 + row]) * (p.k / 2);
   return rows;
 }
@@ -27,7 +27,7 @@ RQ_INLINE void activate_tile(const MoeGemm1Params& p, const MoeTile& tile, int64
   const float* bias = p.bias ? p.bias + tile.expert * 2 * p.inter + column0 : nullptr;
   for (int row = 0; row < tile.rows; ++row) {
     const int64_t sorted = tile.row0 + row;
-    if (row >= tile.in_use || !is_route(p.sorting, sorted)) {
+    if (row >= tile.in_use || !is_route_row(p.sorting, sorted)) {
       memset(values + row * columns, 0, columns * sizeof(float));
       continue;
     }
@@ -157,7 +157,7 @@ void moe_gemm2(const MoeGemm2Params& p, const MoeTile* tiles, int64_t tile_count
     const float* bias = p.bias ? p.bias + expert_row + column0 : nullptr;
     TokenRows rows{tile.in_use, {}, p.a_scales, tile.row0};
     for (int row = 0; row < tile.in_use; ++row)
-      if (is_route(p.sorting, tile.row0 + row))
+      if (is_route_row(p.sorting, tile.row0 + row))
         rows.codes[row] = p.a + (tile.row0 + row) * (p.inter / 2);
     int64_t block_rows[kMoeWidest / kGemmBlock];
     const int blocks = static_cast<int>(columns / kGemmBlock);

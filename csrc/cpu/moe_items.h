@@ -41,8 +41,8 @@ constexpr MoeItems moe_gemm2_items(const MoeGemm2Params& p, int64_t tiles) {
 }
 
 // Zeros stand for the rows that are none.
-RQ_HOST_DEVICE bool is_route(const MoeSorting& s, int64_t row) {
-  return moe_token(s.sorted_ids[row]) < s.tokens && moe_slot(s.sorted_ids[row]) < s.topk;
+RQ_HOST_DEVICE bool is_route_row(const MoeSorting& s, int64_t row) {
+  return is_route(s, s.sorted_ids[row]);
 }
 
 }  // namespace rotquant::cpu

@@ -17,11 +17,11 @@ void moe_sort_scales(const MoeSortScalesParams& p, int64_t begin, int64_t end) {
   const MoeSorting& s = p.sorting;
   const int64_t padded_groups = round_up_to(p.groups, kScaleTileGroups);
   const int64_t band_bytes = kScaleTileRows * padded_groups;
-  const int64_t in_use = std::min<int64_t>(s.num_valid[0], s.max_rows);
+  const int64_t in_use = moe_rows_in_use(s, s.num_valid[0]);
   memset(p.out + begin * band_bytes, 0, (end - begin) * band_bytes);
   const int64_t first = begin * kScaleTileRows, last = std::min(end * kScaleTileRows, in_use);
   for (int64_t row = first; row < last; ++row) {
-    if (!is_route(s, row)) continue;
+    if (!is_route_row(s, row)) continue;
     const int64_t token = moe_token(s.sorted_ids[row]), slot = moe_slot(s.sorted_ids[row]);
     const uint8_t* in = p.in + (p.by_route ? token * s.topk + slot : token) * p.groups;
     for (int64_t group = 0; group < p.groups; ++group)

@@ -70,6 +70,11 @@ std::optional<int64_t> row_stride(const at::Tensor& x) {
 
 }  // namespace
 
+at::Tensor floats_of(const at::Tensor& t) {
+  const cpu::FloatMode mode;
+  return t.to(at::kFloat).contiguous();
+}
+
 Rows rows_of(const at::Tensor& x, const char* argument) {
   const DType dtype = dtype_of(x.scalar_type(), argument);
   RQ_CHECK(x.dim() >= 1, argument, "at least 1 dimension", "a scalar");

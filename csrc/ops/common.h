@@ -11,6 +11,7 @@
 #include <string>
 
 #include "core/params.h"
+#include "cpu/float_mode.h"
 #ifdef ROTQUANT_WITH_HIP
 #include "hip/arch/runtime.h"
 #endif
@@ -47,6 +48,9 @@ T* write_to(const at::Tensor& t) {
   return t.is_meta() ? nullptr : static_cast<T*>(t.mutable_data_ptr());
 }
 
+// Any floating dtype as contiguous float32, rounded to nearest even, subnormals kept.
+at::Tensor floats_of(const at::Tensor& t);
+
 // --- activations --------------------------------------------------------------------------------
 
 // x as rows of K channels. Leading dimensions that collapse to one row stride are taken as they
@@ -66,11 +70,16 @@ std::vector<int64_t> with_last(const at::Tensor& x, int64_t last);
 // --- where to run --------------------------------------------------------------------------------
 // NOTE: nowhere for meta tensors. rotquant_hip/fake.py runs the CPU ops on them for their checks.
 
-// CPU: f(begin, end) over [0, items) on torch's threads; `elements` per item sets the grain.
+// CPU: f(begin, end) over [0, items) on torch's threads; `elements` per item sets the grain. All
+// float arithmetic of the CPU back end passes here, so that the threads' modes change no byte.
 template <class F>
 void parallel_items(int64_t items, int64_t elements, F&& f) {
   constexpr int64_t kGrainElements = 1 << 15;
-  at::parallel_for(0, items, std::max<int64_t>(1, kGrainElements / elements), f);
+  at::parallel_for(0, items, std::max<int64_t>(1, kGrainElements / elements),
+                   [&](int64_t begin, int64_t end) {
+                     const cpu::FloatMode mode;
+                     f(begin, end);
+                   });
 }
 
 #if defined(ROTQUANT_HIP_EMULATE)

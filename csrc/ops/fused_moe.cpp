@@ -173,7 +173,7 @@ Routes with_shared_experts(const at::Tensor& ids, const at::Tensor& weights,
   const at::Tensor shared_ids = at::arange(first, first + shared, options);
   const at::Tensor routed_ids = ids.masked_fill(ids.ge(first), -1);
   routes.ids = at::cat({routed_ids, shared_ids.expand({ids.size(0), shared})}, 1);
-  routes.weights = at::constant_pad_nd(weights.to(at::kFloat), {0, shared}, shared_weight);
+  routes.weights = at::constant_pad_nd(floats_of(weights), {0, shared}, shared_weight);
   if (mask) routes.mask = at::constant_pad_nd(mask->to(at::kLong), {0, shared}, 1);
   if (map) {
     // NOTE: an index past the routed experts would be a shared one's.

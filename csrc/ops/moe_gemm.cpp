@@ -98,7 +98,7 @@ at::Tensor checked_bias(const OptionalTensor& bias, int64_t experts, int64_t n,
   RQ_CHECK(bias->is_floating_point(), "bias", "a floating-point dtype", bias->scalar_type());
   RQ_CHECK(bias->dim() == 2 && bias->size(0) == experts && bias->size(1) == n, "bias",
            c10::str("shape [", experts, ", ", n, "]"), "shape ", bias->sizes());
-  return bias->to(at::kFloat).contiguous();
+  return floats_of(*bias);
 }
 
 // config as an index; `problem` says in words what `fits` asks of it.

@@ -79,7 +79,7 @@ at::Tensor moe_reduce(const at::Tensor& rows_in, const OptionalTensor& topk_weig
                  topk_weights->numel() == routes,
              "topk_weights", c10::str("shape [", p.tokens, ", ", topk, "]"), "shape ",
              topk_weights->sizes());
-    weights = topk_weights->to(at::kFloat).contiguous();
+    weights = floats_of(*topk_weights);
     p.topk_weights = read_from<float>(weights);
   }
   const at::ScalarType out_type = out_dtype   ? *out_dtype

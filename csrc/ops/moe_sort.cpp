@@ -117,7 +117,7 @@ Sorted moe_sort(const OptionalTensor& zero, const at::Tensor& topk_ids,
   const at::Tensor mask = expert_mask ? narrow(*expert_mask) : at::Tensor();
   const at::Tensor map = expert_map ? narrow(*expert_map) : at::Tensor();
   const at::Tensor ids = narrow_ids(topk_ids, num_experts);
-  const at::Tensor weights = topk_weights.to(at::kFloat).contiguous();
+  const at::Tensor weights = floats_of(topk_weights);
 
   const int64_t max_rows = moe_max_rows(tokens * topk, local_experts, block_m);
   const auto ints = ids.options();

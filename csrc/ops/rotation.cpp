@@ -68,12 +68,12 @@ CheckedRotation check_rotation(const RotationArguments& arguments, const at::Ten
       checked.matrix = r.to(at::kBFloat16).contiguous();
       checked.params.matrix_bf16 = static_cast<const uint16_t*>(read_from(checked.matrix));
     } else {
-      checked.matrix = matrix->to(at::kFloat).contiguous();
+      checked.matrix = floats_of(*matrix);
       checked.params.matrix = read_from<float>(checked.matrix);
     }
   }
   if (prescale) {
-    checked.prescale = prescale->to(at::kFloat).contiguous();
+    checked.prescale = floats_of(*prescale);
     checked.params.prescale = read_from<float>(checked.prescale);
   }
   return checked;

@@ -17,15 +17,17 @@ struct ExpertTile {
 };
 
 // Blocks of one expert follow each other, and with them the workgroups that share its weights
-// (gemm_tile_of). Uniform.
-RQ_DEVICE ExpertTile expert_tile_of(const MoeSorting& sorting, uint32_t tiles_n) {
+// (gemm_tile_of). A block whose expert is none of `experts` is left alone. Uniform.
+// NOTE: kBlockM is sorting.block_m, but the compiler knows it: nothing to divide by.
+template <int kBlockM>
+RQ_DEVICE ExpertTile expert_tile_of(const MoeSorting& sorting, int experts, uint32_t tiles_n) {
   const uint32_t blocks =
-      static_cast<uint32_t>(sorting.num_valid[0]) / static_cast<uint32_t>(sorting.block_m);
+      static_cast<uint32_t>(moe_rows_in_use(sorting, sorting.num_valid[0])) / kBlockM;
   const uint32_t id = arch::block_index_x();
   if (id >= blocks * tiles_n) return {};
   const GemmTileIndex tile = gemm_tile_of(id, blocks, tiles_n);
-  return {true, static_cast<uint32_t>(sorting.sorted_expert_ids[tile.m]),
-          int64_t{tile.m} * sorting.block_m, tile.n};
+  const auto expert = static_cast<uint32_t>(sorting.sorted_expert_ids[tile.m]);
+  return {expert < static_cast<uint32_t>(experts), expert, int64_t{tile.m} * kBlockM, tile.n};
 }
 
 }  // namespace rotquant::device

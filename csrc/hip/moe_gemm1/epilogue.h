@@ -110,7 +110,7 @@ RQ_DEVICE void store_scale(const MoeGemm1Params& p, const ExpertTile& tile, uint
   }
 }
 
-// Groups that do not exist have no place; rows that are padding are zeros.
+// Groups that do not exist have no place; rows that are no route are zeros.
 template <class Tile>
 RQ_DEVICE void store_group(const MoeGemm1Params& p, const ExpertTile& tile, GroupPlace place,
                            const device::Group& result) {
@@ -118,7 +118,7 @@ RQ_DEVICE void store_group(const MoeGemm1Params& p, const ExpertTile& tile, Grou
   const uint32_t group = tile.n * Activated<Tile>::kGroups + place.group;
   if (group >= groups) return;
   const int32_t id = (p.sorting.sorted_ids + tile.row0)[place.row];
-  const bool real = moe_token(id) < p.sorting.tokens;
+  const bool real = is_route(p.sorting, id);
   const auto zeros = u32x4{0, 0, 0, 0};
   arch::store(
       p.codes + tile.row0 * (p.inter / 2) + (uint64_t{place.row} * groups + group) * kGroupBytes,

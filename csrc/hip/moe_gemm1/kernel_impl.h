@@ -59,7 +59,7 @@ template <class Tile>
 RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
                            4) void moe_gemm1_direct_kernel(const MoeGemm1Args args) {
   const MoeGemm1Params& p = args.params;
-  const ExpertTile tile = device::expert_tile_of(p.sorting, args.tiles_n);
+  const ExpertTile tile = device::expert_tile_of<Tile::kTileM>(p.sorting, p.experts, args.tiles_n);
   if (!tile.any) return;
   const uint32_t lane = arch::thread_index() % arch::kWaveSize;
   const uint32_t wave = arch::uniform(arch::thread_index() / arch::kWaveSize);
@@ -80,7 +80,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
                            2) void moe_gemm1_inline_kernel(const MoeGemm1Args args) {
   static_assert(Tile::kTokenFrags == 1 && Tile::kDepth == 1);
   const MoeGemm1Params& p = args.params;
-  const ExpertTile tile = device::expert_tile_of(p.sorting, args.tiles_n);
+  const ExpertTile tile = device::expert_tile_of<Tile::kTileM>(p.sorting, p.experts, args.tiles_n);
   if (!tile.any) return;
   const uint32_t lane = arch::thread_index() % arch::kWaveSize;
   const uint32_t wave = arch::uniform(arch::thread_index() / arch::kWaveSize);
@@ -107,7 +107,7 @@ RQ_GLOBAL RQ_LAUNCH_BOUNDS(Tile::kThreads,
   };
   alignas(16) RQ_SHARED static Lds lds;
   const MoeGemm1Params& p = args.params;
-  const ExpertTile tile = device::expert_tile_of(p.sorting, args.tiles_n);
+  const ExpertTile tile = device::expert_tile_of<Tile::kTileM>(p.sorting, p.experts, args.tiles_n);
   if (!tile.any) return;
   const uint32_t lane = arch::thread_index() % arch::kWaveSize;
   const uint32_t wave = arch::uniform(arch::thread_index() / arch::kWaveSize);

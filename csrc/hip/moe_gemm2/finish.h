@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// From a wave's sums in LDS to the output: each sorted row goes where its route wants it. Padding
-// rows go nowhere. Columns come in 32s, so that whatever a lane takes at once exists or does not.
+// From a wave's sums in LDS to the output: each sorted row goes where its route wants it. Rows that
+// are none, padding, go nowhere. Columns come in 32s, so that whatever a lane takes at once exists
+// or does not.
 #pragma once
 
 #include "core/moe.h"
@@ -43,7 +44,7 @@ struct WaveRoutes {
     // NOTE: 64 bits: rows times columns pass 2^31.
     const int64_t row =
         kFinish == MoeFinish::atomic ? token : token * p.sorting.topk + moe_slot(route.id);
-    to[row_of(lane)] = token < p.sorting.tokens ? row * p.hidden : -1;
+    to[row_of(lane)] = is_route(p.sorting, route.id) ? row * p.hidden : -1;
     if constexpr (kFinish == MoeFinish::atomic) weight[row_of(lane)] = route.weight;
   }
 };

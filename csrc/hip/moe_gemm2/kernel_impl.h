@@ -21,9 +21,8 @@ RQ_DEVICE device::Operands operands_of(const MoeGemm2Params& p, uint32_t expert)
 
 template <class Tile>
 RQ_DEVICE device::ExpertTile expert_tile_of(const MoeGemm2Args& args) {
-  MoeSorting sorting = args.params.sorting;
-  sorting.block_m = Tile::kTileM;  // the same, but the compiler knows it: nothing to divide by
-  return device::expert_tile_of(sorting, args.tiles_n);
+  const MoeGemm2Params& p = args.params;
+  return device::expert_tile_of<Tile::kTileM>(p.sorting, p.experts, args.tiles_n);
 }
 
 // An expert's weights from `first` on. Nothing past them is read: behind the last expert there is

@@ -50,9 +50,8 @@ struct SortedScales {
         tokens(static_cast<uint32_t>(p.sorting.tokens)),
         topk(static_cast<uint32_t>(p.sorting.topk)),
         max_rows(static_cast<uint32_t>(p.sorting.max_rows)),
-        rows_in_use(static_cast<uint32_t>(p.sorting.num_valid[0])),
+        rows_in_use(static_cast<uint32_t>(moe_rows_in_use(p.sorting, p.sorting.num_valid[0]))),
         padded_groups(static_cast<uint32_t>(round_up_to(p.x.k / kGroup, kScaleTileGroups))) {
-    if (rows_in_use > max_rows) rows_in_use = max_rows;
     // What lanes without a row may read.
     if (max_rows == 0) sorted_ids = reverse_sorted;
   }
@@ -60,8 +59,10 @@ struct SortedScales {
   // Opaque, or what is compared with it would be kept in scalar registers between tiles.
   RQ_DEVICE uint32_t slots() const { return static_cast<uint32_t>(arch::opaque_uniform(topk)); }
   RQ_DEVICE uint32_t band_bytes() const { return padded_groups * kScaleTileRows; }
+  // The slot of a route is below topk, and the high byte of the id.
   RQ_DEVICE bool is_padding_id(uint32_t sorted_id) const {
-    return static_cast<uint32_t>(moe_token(static_cast<int32_t>(sorted_id))) >= tokens;
+    return static_cast<uint32_t>(moe_token(static_cast<int32_t>(sorted_id))) >= tokens ||
+           sorted_id >= topk << kMoeSlotShift;
   }
 };
 
@@ -97,7 +98,8 @@ class TokenRows {
     for (uint32_t i = 0; i < kRegisters; ++i) {
       const bool alone = (rows_[i] ^ 16) >= scales.rows_in_use || scales.is_padding_id(other_id[i]);
       // A dropped route is negative.
-      const bool stored = token <= last_token && slot[i] <= last_slot && rows_[i] < scales.max_rows;
+      const bool stored =
+          token <= last_token && slot[i] <= last_slot && rows_[i] < scales.rows_in_use;
       rows_[i] = stored ? rows_[i] << 1 | alone : kNone;
     }
   }

@@ -18,9 +18,9 @@ constexpr uint32_t kWorkgroupTiles = kSortScalesThreads / kTileLanes;
 // group.
 RQ_DEVICE uint64_t load_scales(const MoeSortScalesParams& p, uint32_t row, int64_t group) {
   const MoeSorting& s = p.sorting;
-  if (row >= static_cast<uint32_t>(s.num_valid[0]) || row >= s.max_rows) return 0;
+  if (static_cast<int32_t>(row) >= moe_rows_in_use(s, s.num_valid[0])) return 0;
   const int32_t id = s.sorted_ids[row];
-  if (moe_token(id) >= s.tokens || moe_slot(id) >= s.topk) return 0;
+  if (!is_route(s, id)) return 0;
   const int64_t natural =
       p.by_route ? int64_t{moe_token(id)} * s.topk + moe_slot(id) : int64_t{moe_token(id)};
   const uint8_t* in = p.in + natural * p.groups;
