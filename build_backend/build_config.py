@@ -23,6 +23,7 @@ import json
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,10 @@ CXX_FLAGS = [*COMMON_FLAGS, "-fopenmp"]
 
 
 def prefix_maps(root: Path, torch: Any) -> list[str]:
-    """Flags that keep the folders of the build out of __FILE__ in torch's error macros."""
-    folders = {root: "", Path(torch.__file__).parent: "torch/"}  # the last that fits wins
-    return [f"-ffile-prefix-map={folder}/={to}" for folder, to in folders.items()]
+    """Flags that keep the build's folders out of torch's error macros and debug information."""
+    python = sysconfig.get_path("include")
+    folders = {root: ".", Path(torch.__file__).parent: "torch", python: "python"}  # the last wins
+    return [f"-ffile-prefix-map={folder}={to}" for folder, to in folders.items()]
 
 
 class BuildRefused(SystemExit):
