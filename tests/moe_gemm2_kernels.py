@@ -211,12 +211,14 @@ def run(
     out: NDArray | None = None,
     outputs: tuple[NDArray, ...] | None = None,
     shuffled: tuple[NDArray, NDArray] | None = None,
+    experts: int | None = None,
     **options,
 ) -> tuple[tuple[NDArray, ...], emu.Stats]:
     """(out,) or, of mxfp4, (codes, scales); and the counts.
 
     Outputs begin unwritten (0xA5) and are exactly as large as they are; that of the atomic finish
-    begins as `out`, or as zeros. `outputs`: memory to use instead; `shuffled`: weights and scales.
+    begins as `out`, or as zeros. `outputs`: memory to use instead; `shuffled`: weights and scales,
+    of `experts` if not of the problem's.
     """
     s, hidden = problem.sorting, problem.hidden
     routes = problem.tokens * problem.topk
@@ -248,7 +250,14 @@ def run(
         *(s.sorted_expert_ids, s.num_valid, None),
         *(len(s.sorted_ids), problem.tokens, problem.topk, problem.block_m),
         *(problem.a, poisoned_bands(problem.a_scales), *shuffled, problem.bias),
-        *(problem.inter, hidden, len(problem.w2), index, FINISHES.index(finish), weighted),
+        *(
+            problem.inter,
+            hidden,
+            experts or len(problem.w2),
+            index,
+            FINISHES.index(finish),
+            weighted,
+        ),
         *(out_given, DTYPE_INDEX[out_dtype], codes, scales),
         tiles_n,
     )

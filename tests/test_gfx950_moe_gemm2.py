@@ -326,7 +326,8 @@ def test_weights_beyond_4_gib() -> None:
     w2[first * row_bytes :] = reference.shuffle_weight(small.w2[0]).reshape(-1)
     scales[first * padded_groups :] = poisoned_bands(small.w2_scales[0]).reshape(-1)
     small.sorting.sorted_expert_ids[0] = experts - 1
-    (out,) = run(small, out_dtype="fp32", shuffled=(w2, scales), count=False)
+    given = {"shuffled": (w2, scales), "experts": experts}
+    (out,) = run(small, out_dtype="fp32", count=False, **given)
     small.sorting.sorted_expert_ids[0] = 0
     exact, bound = moe.expected(small)
     assert_close(out, exact, "the last expert", bound=moe.output_bound(exact, bound, "fp32"))
