@@ -51,7 +51,8 @@ gfx950: $(DONE)/test
 
 # A second build of the extension (build_backend/emulate.py), beside the ordinary one.
 EMULATED_TESTS := tests/test_rotate_quant.py tests/test_layout_ops.py tests/test_contract.py tests/test_mfma.py \
-	tests/test_moe_sort.py tests/test_moe_rotate_quant.py tests/test_moe_gemm.py tests/test_moe_reduce.py tests/test_fused_moe.py
+	tests/test_moe_sort.py tests/test_moe_rotate_quant.py tests/test_moe_gemm.py tests/test_moe_reduce.py tests/test_fused_moe.py \
+	tests/test_moe_ownership.py
 test-emulate: $(DONE)/emulator
 	ROTQUANT_HIP_EMULATE=1 $(VENV)/bin/python setup.py --quiet build --build-base build/emulate --build-lib build/emulate/lib
 	PYTHONPATH=build/emulate/lib:tests $(VENV)/bin/pytest -p emulated $(EMULATED_TESTS)

@@ -431,7 +431,7 @@ class _Choice:
         self.buckets = tuple(sorted(rows)) or _RULE_BUCKETS
         self.is_miss = not rows and _GFX.fullmatch(shape.gfx) is not None
         self.plans: dict[int, Plan] = {}
-        self.misses: dict[int, Miss] = {}
+        self.misses: dict[int, Missed] = {}
 
     def bucket(self, tokens: int) -> int:
         return self.buckets[min(bisect_left(self.buckets, tokens), len(self.buckets) - 1)]
@@ -445,14 +445,19 @@ class _Choice:
     def plan(self, bucket: int) -> Plan:
         return _fit(self.base(bucket), self.shape.gfx, self.request)
 
-    def count_miss(self, bucket: int) -> None:
-        miss = self.misses.get(bucket)
-        if miss is None:
+    def miss(self, bucket: int) -> Missed:
+        missed = self.misses.get(bucket)
+        if missed is None:
             gfx, *rest = self.shape
-            miss = self.misses[bucket] = Miss(gfx, bucket, *rest)
-        _misses[miss] += 1
-        for recording in tuple(_recordings):
-            recording._add(miss, self.base(bucket))
+            missed = self.misses[bucket] = Missed(Miss(gfx, bucket, *rest), self.base(bucket))
+        return missed
+
+
+class Missed(NamedTuple):
+    """A miss, and what the rule says in place of a row."""
+
+    miss: Miss
+    plan: Plan
 
 
 # For a call that cannot run: what is wrong with it is for the op to say.
@@ -469,10 +474,10 @@ def choose(
     activation: str,
     routed: int,
     request: tuple,
-) -> Plan:
-    """The plan of a call, for ``fused_moe``; misses are counted. ``routed``: experts of all ranks.
+) -> tuple[Plan, Missed | None]:
+    """The plan of a call, for ``fused_moe``, and what to ``count`` once it has run.
 
-    Sizes and activations that the op refuses get some plan and are no miss.
+    ``routed``: experts of all ranks. Sizes and activations that the op refuses get some plan.
     A dictionary look-up and a search among the buckets; no strings are made after the first call.
     """
     key = (gfx, hidden, inter, experts, topk, activation, routed, request)
@@ -483,16 +488,8 @@ def choose(
             _checked_shape(shape)
             _checked_size("routed", routed)
         except ValueError:
-            return _REFUSED
+            return _REFUSED, None
         choice = _choices[key] = _Choice(shape, routed, Request(*request))
-        if choice.is_miss and shape not in _warned:
-            _warned.add(shape)
-            _log.warning(
-                "fused_moe: no tuned row for %s: the rule of rotquant_hip.dispatch is used; "
-                "dispatch.record or %s=<file.csv> writes the missing rows",
-                ", ".join(f"{name}={value}" for name, value in shape._asdict().items()),
-                RECORD,
-            )
     bucket = choice.bucket(tokens)
     plan = choice.plans.get(bucket)
     if plan is None:
@@ -500,9 +497,24 @@ def choose(
         base = choice.base(bucket)
         if plan.why != base.why:
             _log.info("fused_moe: %s -> %s for %s", base.pipeline, plan, choice.shape)
-    if choice.is_miss:
-        choice.count_miss(bucket)
-    return plan
+    return plan, choice.miss(bucket) if choice.is_miss else None
+
+
+def count(missed: Missed) -> None:
+    """A call has run without a row: said once for each shape, counted, and recorded."""
+    gfx, _, *rest = missed.miss
+    shape = Shape(gfx, *rest)
+    if shape not in _warned:
+        _warned.add(shape)
+        _log.warning(
+            "fused_moe: no tuned row for %s: the rule of rotquant_hip.dispatch is used; "
+            "dispatch.record or %s=<file.csv> writes the missing rows",
+            ", ".join(f"{name}={value}" for name, value in shape._asdict().items()),
+            RECORD,
+        )
+    _misses[missed.miss] += 1
+    for recording in tuple(_recordings):
+        recording._add(*missed)
 
 
 def explain(

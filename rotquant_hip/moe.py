@@ -70,13 +70,13 @@ def moe_sort(
             the ones are numbered in that order. Default: all.
         expert_map: in its place, int32 or int64 [num_experts], the local number of an expert or
             -1, in any order, as vLLM and SGLang have it. Numbers past num_local_experts are -1.
-        num_local_experts: experts of this rank, which bounds the rows, and which a mask must have
-            as many ones as. Default: num_experts, and a mask has any number.
+        num_local_experts: experts of this rank, which bounds the rows; those of higher local
+            numbers are dropped. Default: num_experts.
 
     Returns:
-        A ``MoeSorting``; rows is what the worst routing of this shape needs. A mask that is none
-        is an error on a CPU. On a GPU nothing is read back: there every sorted weight is then NaN,
-        and ``moe_reduce`` gives NaN for every token.
+        A ``MoeSorting``; rows is what the worst routing of this shape needs. A mask with numbers
+        other than 0 and 1 is an error on a CPU. On a GPU nothing is read back: there every sorted
+        weight is then NaN, and ``moe_reduce`` gives NaN for every token.
     """
     tensors = _ops.moe_sort(
         topk_ids,
@@ -397,7 +397,7 @@ def moe_reduce(
             f"got shape {list(rows.shape)}"
         )
     return _ops.moe_reduce(
-        rows.view(-1, sorting.topk, rows.shape[1]) if rows.numel() else rows,  # which tells M
+        rows.view(rows.shape[0] // sorting.topk, sorting.topk, rows.shape[1]),  # which tells M
         topk_weights,
         sorting.reverse_sorted,
         scales=scales,

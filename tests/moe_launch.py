@@ -181,7 +181,12 @@ class Routing:
 
 def sort(r: Routing, zero: NDArray | None = None, **options) -> tuple[Sorting, list[Launched]]:
     """moe_sort; `zero` is cleared by the same launches."""
-    given = {"num_experts": r.experts, "block_m": r.block_m, "expert_mask": None}
+    given = {
+        "num_experts": r.experts,
+        "block_m": r.block_m,
+        "expert_mask": None,
+        "expert_map": None,
+    }
     routing = moe_routing.Routing(r.ids, r.weights, given)
     sorting, done = sort_kernels.run(routing, zero=zero, **options)
     infos = kernels.load(sort_kernels.STEM).kernels

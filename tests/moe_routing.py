@@ -73,6 +73,7 @@ def make(
             "num_experts": experts,
             "block_m": block_m,
             "expert_mask": None if mask is None else _mask(rng, experts, mask),
+            "expert_map": None,
             "num_local_experts": local_experts,
         },
     )
@@ -125,8 +126,8 @@ def _mask(rng: np.random.Generator, experts: int, mask: str) -> NDArray[np.int32
     match mask:
         case "all":
             return np.ones(experts, np.int32)
-        case "half":  # with values other than 0 and 1
-            return (rng.integers(0, 2, experts) * rng.integers(-9, 9, experts)).astype(np.int32)
+        case "half":
+            return rng.integers(0, 2, experts, np.int32)
         case "one":
             return (np.arange(experts) == rng.integers(experts)).astype(np.int32)
         case "nothing":

@@ -68,7 +68,11 @@ class Launch:
 
 
 def run(
-    r: Routing, way: Plan | None = None, zero: NDArray | None = None, **options
+    r: Routing,
+    way: Plan | None = None,
+    zero: NDArray | None = None,
+    mask_ones: int = -1,
+    **options,
 ) -> tuple[Sorting, list[Launch]]:
     """moe_sort, cut as the host code does or in another `way`; the same launches clear `zero`."""
     routes, block_m = r.tokens * r.topk, r.options["block_m"]
@@ -84,8 +88,8 @@ def run(
     workspace = None if way.alone else kernels.poisoned(((way.groups + 1) * columns,), np.int32)
     grid = way.groups + way.fill_groups
     arguments = (
-        *(r.topk_ids, r.topk_weights, r.options["expert_mask"]),
-        *(r.tokens, r.topk, r.options["num_experts"], r.local_experts, block_m, rows),
+        *(r.topk_ids, r.topk_weights, r.options["expert_mask"], r.options["expert_map"]),
+        *(r.tokens, r.topk, r.options["num_experts"], r.local_experts, mask_ones, block_m, rows),
         *(*out, zero, zero_bytes, workspace),
         *(way.groups, way.routes_per_group, grid, block_m.bit_length() - 1),
         *(max(r.local_experts - 1, 1).bit_length(), -(-(2**32) // r.topk) if r.topk else 0),
@@ -101,7 +105,7 @@ def run(
         if workgroups == 0:
             continue
         obj, symbol = kernels.kernel(STEM, f"moe_sort_{name}_kernel")
-        args = emu.Struct("PPPqiiiiqPPPPPPqPiiiiiq", *(arguments if done else unwritten))
+        args = emu.Struct("PPPPqiiiiiqPPPPPPqPiiiiiq", *(arguments if done else unwritten))
         stats = obj.run(symbol, grid=workgroups, block=THREADS, args=[args], **options)
         done.append(Launch(symbol, stats))
     return Sorting(*out), done

@@ -64,7 +64,10 @@ def tuned(table, monkeypatch):
 
 def choose(tokens: int, request=NO_REQUEST, gfx: str = "gfx950", **shape: object) -> dispatch.Plan:
     sizes = OTHER | {"activation": "silu"} | shape
-    return dispatch.choose(gfx, tokens, *sizes.values(), sizes["experts"], request)
+    plan, missed = dispatch.choose(gfx, tokens, *sizes.values(), sizes["experts"], request)
+    if missed is not None:
+        dispatch.count(missed)
+    return plan
 
 
 # --- the shipped table and the rule ---------------------------------------------------------------
@@ -585,6 +588,36 @@ def test_a_call_that_is_refused_is_no_miss(tmp_path, caplog, shape):
         assert not dispatch.misses() and not caplog.records
         choose(4)
     assert keys(path) == [KEY]
+
+
+def call(**changes: object) -> None:
+    experts, hidden, inter = 4, 64, 32
+    codes = {
+        name: torch.zeros(experts, rows, k // 2, dtype=torch.uint8)
+        for name, rows, k in (("w1", 2 * inter, hidden), ("w2", hidden, inter))
+    }
+    scales = {f"{n}_scale": torch.zeros(256, 8, dtype=torch.uint8) for n in codes}
+    ids = torch.zeros(3, 2, dtype=torch.int32)
+    arguments = {"x": torch.zeros(3, hidden), "topk_weights": torch.rand(3, 2), "topk_ids": ids}
+    rq.fused_moe(**arguments | codes | scales | changes)
+
+
+def test_a_call_that_the_op_refuses_is_no_miss(monkeypatch, tmp_path):
+    monkeypatch.setattr(dispatch, "_CPU", "gfx950")
+    with dispatch.record(tmp_path / "misses.csv") as recording:
+        for changes in (
+            {"activation": "relu"},
+            {"scale_mode": "mse"},
+            {"limit": -1.0},
+            {"w2": torch.zeros(4, 64, 48, dtype=torch.uint8)},
+            {"shared": torch.zeros(3, 32)},
+            {"num_shared_experts": 15},
+        ):
+            with pytest.raises(RuntimeError, match=": expected"):
+                call(**changes)
+        assert not dispatch.misses() and not list(dispatch.read_table(recording.path))
+        call()
+        assert len(dispatch.misses()) == len(list(dispatch.read_table(recording.path))) == 1
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,34 @@ def test_tokens_of_routes() -> None:
             assert host().token(route, topk) == route // topk, (route, topk)
 
 
+@WAYS
+def test_maps(alone):
+    """Any order, numbers of no expert among them, and two of one."""
+    rng = np.random.default_rng(0)
+    for local, experts in ((1, 1), (7, 41), (24, 40), (300, 1024)):
+        r = routing.make(300, 4, experts, 16, local_experts=local)
+        r.options["expert_map"] = rng.integers(-3, local + 3, experts).astype(np.int32)
+        check(r, alone)
+
+
+@WAYS
+@pytest.mark.parametrize("wrong", ["a number", "too few", "too many"])
+def test_a_mask_that_is_none_leaves_no_weight(alone, wrong):
+    r = routing.make(200, 4, 40, 16, mask="half", local_experts=40)
+    mask = r.options["expert_mask"]
+    ones = int(mask.sum())
+    if wrong == "a number":
+        mask[np.flatnonzero(mask == 0)[-1]] = -1
+        ones += 1  # which is not 0
+    else:
+        ones += 1 if wrong == "too few" else -1
+    actual, _ = run(r, alone, mask_ones=ones)
+    assert (actual.reverse_sorted == -2).all()
+    used = actual.sorted_ids != (r.topk << 24 | r.tokens)
+    assert used.any() and np.isnan(actual.sorted_weights[used]).all()
+    assert not actual.sorted_weights[~used].any()
+
+
 # --- the code object ------------------------------------------------------------------------------
 
 
@@ -179,7 +207,7 @@ def test_counts_of_a_decode_step(capsys) -> None:
 CHANGES = {
     "alone": {
         "a rank that misses half of the lanes": (r"v_mbcnt_hi_u32_b32", "v_mbcnt_lo_u32_b32", 1),
-        "a count that is not advanced": (r"ds_write_b16 (v\d+), v\d+$", r"s_nop 0", 1),
+        "a count that is not advanced": (r"ds_write_b16 (v\d+), v\d+$", r"s_nop 0", 0),
         "a step of the sum over lanes": (r"row_shr:4", "row_shr:3", 0),
         "the sum of the lower half of a wave": (r"row_bcast:31", "row_bcast:15", 0),
         "the barriers": (r"\ts_barrier", "\ts_nop 0", 0),

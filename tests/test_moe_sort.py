@@ -204,8 +204,6 @@ def test_weights_of_other_dtypes(device, dtype):
 def test_masks_of_other_dtypes(device, dtype):
     r = routing.make(20, 4, 30, mask="half")
     mask = to_tensor(r.options["expert_mask"] != 0, device).to(dtype)
-    if dtype == torch.int64:
-        mask = mask << 32  # whose low half is 0
     args = to_tensor(r.topk_ids, device), to_tensor(r.topk_weights, device)
     results = OPS.moe_sort(*args, **{**r.options, "expert_mask": mask})
     assert_equal(Sorting(*map(to_array, results)), r.sorting())
@@ -216,7 +214,7 @@ def test_strided_arguments(device):
     ids = to_tensor(r.topk_ids.T, device).T
     weights = torch.full((37, 10), torch.nan, device=device)
     weights[:, ::2] = to_tensor(r.topk_weights, device)
-    mask = torch.full((36,), 1, dtype=torch.int32, device=device)
+    mask = torch.full((36,), 7, dtype=torch.int32, device=device)
     mask[::3] = to_tensor(r.options["expert_mask"], device)
     options = {**r.options, "expert_mask": mask[::3]}
     results = OPS.moe_sort(ids, weights[:, ::2], **options)

@@ -56,8 +56,8 @@ Sizes check_shapes(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& 
   // NOTE: flat ids are refused, not guessed at: [M * topk] would pass for [M, 1].
   RQ_CHECK(topk_ids.dim() == 2 && topk_ids.size(0) == x.size(0), "topk_ids",
            c10::str("shape [", x.size(0), ", topk]"), "shape ", topk_ids.sizes());
-  RQ_CHECK(topk_ids.size(1) >= 1 && topk_ids.size(1) <= kMoeMaxTopk, "topk_ids",
-           c10::str("1 to ", kMoeMaxTopk, " routes a token"), "shape ", topk_ids.sizes());
+  RQ_CHECK(topk_ids.size(1) <= kMoeMaxTopk, "topk_ids",
+           c10::str("at most ", kMoeMaxTopk, " routes a token"), "shape ", topk_ids.sizes());
   RQ_CHECK(x.size(0) < kMoeMaxTokens, "x", c10::str("less than ", kMoeMaxTokens, " tokens"),
            x.size(0));
   RQ_CHECK(topk_ids.scalar_type() == at::kInt || topk_ids.scalar_type() == at::kLong, "topk_ids",
@@ -74,8 +74,8 @@ Sizes check_shapes(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& 
       c10::str("shuffled codes of shape [E, 2I, ", hidden / 2, "] with I divisible by ", kGroup),
       "shape ", w1.sizes());
   const int64_t experts = w1.size(0), inter = w1.size(1) / 2;
-  RQ_CHECK(experts >= 1 && experts <= kMoeMaxExperts, "w1",
-           c10::str("1 to ", kMoeMaxExperts, " experts"), "shape ", w1.sizes());
+  RQ_CHECK(experts <= kMoeMaxExperts, "w1", c10::str("at most ", kMoeMaxExperts, " experts"),
+           "shape ", w1.sizes());
   const std::vector<int64_t> w2_shape{experts, hidden, inter / 2};
   RQ_CHECK(w2.sizes() == at::IntArrayRef(w2_shape), "w2",
            c10::str("shuffled codes of shape ", at::IntArrayRef(w2_shape)), "shape ", w2.sizes());
@@ -243,7 +243,7 @@ at::Tensor fused_moe(
                           sizes.experts - num_shared_experts, num_shared_experts, shared_weight);
   const OptionalTensor zero = atomic && !shared ? OptionalTensor(out) : std::nullopt;
   const Sorted s = moe_sort(zero, routes.ids, routes.weights, routes.experts, block_m, routes.mask,
-                            routes.map, sizes.experts);
+                            routes.map, sizes.experts, /*all_here=*/true);
 
   at::Tensor codes, scales;
   if (pipeline.quantise_inside) {

@@ -12,11 +12,12 @@ struct Sorted {
   at::Tensor sorted_ids, sorted_weights, sorted_expert_ids, num_valid, reverse_sorted;
 };
 
+// `all_here`: a mask has as many ones as there are local experts, or is none (kMoeInvalid).
 // `zero`: a contiguous tensor that is zeroed in the same launch.
 Sorted moe_sort(const OptionalTensor& zero, const at::Tensor& topk_ids,
                 const at::Tensor& topk_weights, int64_t num_experts, int64_t block_m,
                 const OptionalTensor& expert_mask, const OptionalTensor& expert_map,
-                std::optional<int64_t> num_local_experts);
+                std::optional<int64_t> num_local_experts, bool all_here = false);
 
 // Of expert_mask and expert_map what can be told without reading a GPU's memory: at most one of
 // them, of `experts` elements (of any number for nullopt); a mask on a CPU has `local` ones.

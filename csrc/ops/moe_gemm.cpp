@@ -270,7 +270,7 @@ std::tuple<at::Tensor, at::Tensor> moe_gemm1(
         config, kMoeGemm1Configs,
         c10::str("block_m ", p.sorting.block_m, inside ? ", quantising inside" : ", codes",
                  " and inter_rotation_size ", p.inter_rotation.size),
-        fits);
+        [&](const MoeGemmConfig& c) { return max_rows == 0 || fits(c); });
   }
 
   const auto options = a.options().dtype(at::kByte);
@@ -343,9 +343,10 @@ CheckedGemm2 check_gemm2(const at::Tensor& a_in, const at::Tensor& a_scales, con
   p.bias = bias ? read_from<float>(c.bias) : nullptr;
   p.apply_weight = sorted_weights.has_value();
   if (max_rows > 0 || config != -1)
-    p.config = checked_config(
-        config, kMoeGemm2Configs, c10::str("block_m ", p.sorting.block_m),
-        [&](const MoeGemmConfig& known) { return known.tile.m == p.sorting.block_m; });
+    p.config = checked_config(config, kMoeGemm2Configs, c10::str("block_m ", p.sorting.block_m),
+                              [&](const MoeGemmConfig& known) {
+                                return max_rows == 0 || known.tile.m == p.sorting.block_m;
+                              });
   return c;
 }
 

@@ -5,6 +5,7 @@
 #endif
 #include <torch/library.h>
 
+#include <cstring>
 #include <utility>
 
 #include "core/moe_sort_plan.h"
@@ -37,7 +38,7 @@ void run([[maybe_unused]] const at::Tensor& t, const MoeSortParams& params,
     return on_device_of(t, [&](hipStream_t stream) { hip::moe_sort(p, stream); });
   }
 #endif
-  if (zero) zero->zero_();
+  if (zero) memset(write_to(*zero), 0, zero->nbytes());  // of any dtype
   constexpr int64_t kRoutesPerPart = 1 << 14, kMaxParts = 64;
   const int64_t routes = params.tokens * params.topk;
   const int64_t parts = std::clamp<int64_t>(routes / kRoutesPerPart, 1, kMaxParts);
@@ -85,7 +86,7 @@ void check_ownership(const at::Tensor& topk_ids, const OptionalTensor& mask,
 Sorted moe_sort(const OptionalTensor& zero, const at::Tensor& topk_ids,
                 const at::Tensor& topk_weights, int64_t num_experts, int64_t block_m,
                 const OptionalTensor& expert_mask, const OptionalTensor& expert_map,
-                std::optional<int64_t> num_local_experts) {
+                std::optional<int64_t> num_local_experts, bool all_here) {
   if (zero) {
     RQ_CHECK(zero->is_contiguous(), "zero", "a contiguous tensor",
              c10::str("shape ", zero->sizes(), " with strides ", zero->strides()));
@@ -98,8 +99,7 @@ Sorted moe_sort(const OptionalTensor& zero, const at::Tensor& topk_ids,
   const int64_t tokens = topk_ids.size(0), topk = topk_ids.size(1);
   RQ_CHECK(tokens < kMoeMaxTokens, "topk_ids", c10::str("less than ", kMoeMaxTokens, " tokens"),
            tokens);
-  RQ_CHECK(topk >= 1 && topk <= kMoeMaxTopk, "topk_ids", c10::str("a topk of 1 to ", kMoeMaxTopk),
-           topk);
+  RQ_CHECK(topk <= kMoeMaxTopk, "topk_ids", c10::str("a topk of at most ", kMoeMaxTopk), topk);
   check_device(topk_weights, "topk_weights", topk_ids);
   RQ_CHECK(topk_weights.is_floating_point(), "topk_weights", "a floating-point dtype",
            topk_weights.scalar_type());
@@ -113,7 +113,7 @@ Sorted moe_sort(const OptionalTensor& zero, const at::Tensor& topk_ids,
   const int64_t local_experts = num_local_experts.value_or(num_experts);
   RQ_CHECK(local_experts >= 0 && local_experts <= num_experts, "num_local_experts",
            c10::str("0 to num_experts ", num_experts), local_experts);
-  check_ownership(topk_ids, expert_mask, expert_map, num_experts, num_local_experts);
+  check_ownership(topk_ids, expert_mask, expert_map, num_experts, std::nullopt);
   const at::Tensor mask = expert_mask ? narrow(*expert_mask) : at::Tensor();
   const at::Tensor map = expert_map ? narrow(*expert_map) : at::Tensor();
   const at::Tensor ids = narrow_ids(topk_ids, num_experts);
@@ -133,7 +133,7 @@ Sorted moe_sort(const OptionalTensor& zero, const at::Tensor& topk_ids,
                     .topk = static_cast<int>(topk),
                     .experts = static_cast<int>(num_experts),
                     .local_experts = static_cast<int>(local_experts),
-                    .mask_ones = static_cast<int>(num_local_experts.value_or(-1)),
+                    .mask_ones = all_here ? static_cast<int>(local_experts) : -1,
                     .block_m = static_cast<int>(block_m),
                     .max_rows = max_rows,
                     .sorted_ids = write_to<int32_t>(sorted.sorted_ids),
