@@ -79,6 +79,13 @@ RUN: dict[str, list[tuple[str | None, str]]] = {
 }
 
 NOT_RUN = {
+    "rotquant-hip": "the name of the program; tests/test_demo.py runs it",
+    "GFX950_EMULATOR_LATENCY=late pytest -k gfx950": (
+        "many minutes; tests/test_gfx950_latency.py has a launch of each family"
+    ),
+    "GFX950_EMULATOR_LATENCY=late pytest emulator/tests": (
+        "many minutes; emulator/tests/test_latency.py has the mode"
+    ),
     "make demo": "minutes of a real model; tests/test_demo.py runs its parts",
     "python -m rotquant_hip demo": "what make demo runs",
     "make bench": "minutes of timing; tests/test_moe_bench.py runs the script on small layers",

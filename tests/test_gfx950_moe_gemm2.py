@@ -573,7 +573,7 @@ CHANGES = {
 }
 REDUCE_CHANGES = {
     "a dropped route's row": (r"v_bfrev_b32_e32 (v\d+), 1$", r"v_mov_b32_e32 \1, 0", 0),
-    "the weight of a dropped route": (r"(v_cndmask_b32_e32 v\d+), -1\.0, ", r"\1, 1.0, ", 0),
+    "the weight of a dropped route": (r"(v_cndmask_b32_e64 v\d+), -1\.0, ", r"\1, 1.0, ", 0),
     "a slot's lane": (r"v_readlane_b32 (s\d+), (v\d+), s\d+", r"v_readlane_b32 \1, \2, 0", 1),
     "a wait for a row": (r"s_waitcnt vmcnt\([1-7]\)", "s_waitcnt vmcnt(8)", 0),
     "a sum": (r"v_pk_add_f32", "v_pk_mul_f32", 1),

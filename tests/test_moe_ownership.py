@@ -90,7 +90,10 @@ def test_no_id_names_a_shared_expert(routed, owned, deterministic):
         wrong, dropped = ids.clone(), ids.clone()
         wrong[::2, 0], dropped[::2, 0] = outside, -1
         results = [call(moe, x, weights, i, deterministic=deterministic) for i in (wrong, dropped)]
-        assert torch.equal(*results)
+        if deterministic or runs_cpu_code(x.device):
+            assert torch.equal(*results)
+        else:  # atomic sums, in any order
+            torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
     # And the shared experts are added, with their weight.
     nothing = torch.full_like(ids, -1)
     both = torch.tensor([[0, 1]] * TOKENS, device=x.device)
