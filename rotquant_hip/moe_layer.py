@@ -20,6 +20,7 @@ from rotquant_hip._weights import (
     check_real,
     check_tensor,
     codes_of,
+    placed,
     prescale_of,
     quantise_weight,
     rotation_of,
@@ -605,7 +606,9 @@ def route(
         ValueError: an argument is not one of these.
     """
     check_one_of(scoring, "scoring", ("softmax", "sigmoid"))
-    if router_logits.dim() == 0 or not router_logits.is_floating_point():
+    # NOTE: float8_e8m0fnu and the like count as floating point in torch, which cannot sort them.
+    number = router_logits.is_floating_point() and router_logits.dtype.itemsize >= 2
+    if router_logits.dim() == 0 or not number:
         raise ValueError(
             "router_logits: expected [..., experts] of a floating-point dtype, got "
             f"{tuple(router_logits.shape)} of {router_logits.dtype}"
@@ -654,7 +657,7 @@ def _mask_of(mask: Tensor, local: int, device: torch.device) -> Tensor:
             raise ValueError(
                 f"expert_mask: expected {local} ones, the routed experts of w1, got {found}"
             )
-    return mask.to(device, torch.int32, copy=True)
+    return placed(mask, "expert_mask", device).to(torch.int32, copy=True)
 
 
 def _map_of(expert_map: Tensor, local: int, device: torch.device) -> Tensor:
@@ -670,7 +673,7 @@ def _map_of(expert_map: Tensor, local: int, device: torch.device) -> Tensor:
             f"expert_map: expected -1 or a number below {local}, the routed experts of w1, got "
             f"{expert_map.tolist()!s:.80}"
         )
-    return expert_map.to(device, torch.int32, copy=True)
+    return placed(expert_map, "expert_map", device).to(torch.int32, copy=True)
 
 
 def _separated(rows: Tensor, gate_rows: GateRows) -> Tensor:
