@@ -39,6 +39,10 @@ def up(count: int, unit: int) -> int:
     return -(-count // unit) * unit
 
 
+def floating(t: Tensor) -> bool:
+    return t.is_floating_point() and t.dtype != torch.float4_e2m1fn_x2
+
+
 def one_device(*tensors: Tensor | None) -> None:
     need(len({t.device for t in tensors if t is not None}) <= 1)
 
@@ -53,7 +57,7 @@ def rotated(x, k, rotation, size, prescale, *, or_none=False, largest=256) -> in
     """RS; 0 without a rotation."""
     one_device(x, rotation, prescale)
     if rotation is not None:
-        need(rotation.is_floating_point() and rotation.dim() in (2, 3))
+        need(floating(rotation) and rotation.dim() in (2, 3))
         need(rotation.shape[-1] == rotation.shape[-2])
         need(size is None or size == rotation.shape[-1])
         size = rotation.shape[-1]
@@ -65,7 +69,7 @@ def rotated(x, k, rotation, size, prescale, *, or_none=False, largest=256) -> in
     need(size in ROTATION_SIZES and size <= largest and k % size == 0)
     need(rotation is None or rotation.dim() == 2 or rotation.shape[0] == k // size)
     if prescale is not None:
-        need(prescale.is_floating_point() and prescale.shape == (k,))
+        need(floating(prescale) and prescale.shape == (k,))
     return size
 
 
@@ -141,7 +145,7 @@ def gemm_a4w4(a, b, a_scales, b_scales, bias=None, *, n=None, out_dtype=torch.bf
     groups = up(a.shape[-1] // 16, 8)
     need(a_scales.shape == (up(prod(a.shape[:-1]), 256), groups))
     need(b_scales.shape == (up(b.shape[0], 256), groups))
-    need(bias is None or (bias.is_floating_point() and bias.shape == (n,)))
+    need(bias is None or (floating(bias) and bias.shape == (n,)))
     need(-1 <= config < len(gemm_configs()))
 
 
@@ -151,7 +155,7 @@ def gemm_a4w4(a, b, a_scales, b_scales, bias=None, *, n=None, out_dtype=torch.bf
 def routes(topk_ids, topk_weights) -> tuple[int, int]:
     one_device(topk_ids, topk_weights)
     need(topk_ids.dtype in (torch.int32, torch.int64) and topk_ids.dim() == 2)
-    need(topk_weights.is_floating_point() and topk_weights.shape == topk_ids.shape)
+    need(floating(topk_weights) and topk_weights.shape == topk_ids.shape)
     tokens, topk = topk_ids.shape
     need(topk <= MAX_TOPK and tokens < 1 << 24)
     return tokens, topk
@@ -162,7 +166,7 @@ def ownership(topk_ids, mask, map_, experts, local=None) -> None:
     one_device(topk_ids, mask, map_)
     need(mask is None or map_ is None)
     if mask is not None:
-        whole = not (mask.is_floating_point() or mask.is_complex())
+        whole = not (floating(mask) or mask.is_complex())
         need(whole and mask.shape == (experts,))
         if mask.device.type != "meta":
             need(((mask == 0) | (mask == 1)).all() and local in (None, mask.sum()))
@@ -264,7 +268,7 @@ def experts_of(a, w, scales, bias, rows_unit, k) -> tuple[int, int]:
     need(held in (experts * rows, up(experts * rows, 256)))
     need(scales.shape[-1] == up(k // GROUP, 8))
     if bias is not None:
-        need(bias.is_floating_point() and bias.shape == (experts, rows))
+        need(floating(bias) and bias.shape == (experts, rows))
     return experts, rows
 
 
@@ -372,7 +376,7 @@ def moe_reduce(rows, topk_weights, sorting, *, scales=None, shared=None, out_dty
         need(scales.dim() >= 2 and prod(scales.shape[:-1]) == routes)
         need(scales.shape[-1] == hidden // GROUP)
     if topk_weights is not None:
-        need(topk_weights.is_floating_point() and topk_weights.shape == (tokens, sorting.topk))
+        need(floating(topk_weights) and topk_weights.shape == (tokens, sorting.topk))
     default = torch.bfloat16 if scales is not None else rows.dtype
     dtype = out_dtype or (default if shared is None else shared.dtype)
     need(dtype in FLOATS)
@@ -429,5 +433,5 @@ def fused_moe(
     ownership(topk_ids, expert_mask, expert_map, everywhere, routed)
     need(everywhere is None or 1 <= everywhere <= MAX_EXPERTS - num_shared_experts)
     if shared is not None:
-        need(shared.is_floating_point() and shared.shape == x.shape)
+        need(floating(shared) and shared.shape == x.shape)
     need(out_dtype is None or out_dtype in FLOATS)

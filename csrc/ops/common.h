@@ -48,6 +48,11 @@ T* write_to(const at::Tensor& t) {
   return t.is_meta() ? nullptr : static_cast<T*>(t.mutable_data_ptr());
 }
 
+// NOTE: torch counts float4_e2m1fn_x2 among the floating dtypes, and converts it to none.
+inline bool is_float(const at::Tensor& t) {
+  return t.is_floating_point() && t.scalar_type() != at::ScalarType::Float4_e2m1fn_x2;
+}
+
 // Any floating dtype as contiguous float32, rounded to nearest even, subnormals kept.
 at::Tensor floats_of(const at::Tensor& t);
 

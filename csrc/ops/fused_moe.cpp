@@ -65,7 +65,7 @@ Sizes check_shapes(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& 
   RQ_CHECK(topk_weights.sizes() == topk_ids.sizes(), "topk_weights",
            c10::str("shape ", topk_ids.sizes(), ", the one of topk_ids"), "shape ",
            topk_weights.sizes());
-  RQ_CHECK(topk_weights.is_floating_point(), "topk_weights", "a floating-point dtype",
+  RQ_CHECK(is_float(topk_weights), "topk_weights", "a floating-point dtype",
            topk_weights.scalar_type());
   const int64_t hidden = x.size(1);
   RQ_CHECK(
@@ -99,7 +99,7 @@ void check_scales(const at::Tensor& scales, const char* argument, int64_t expert
 void check_bias(const OptionalTensor& bias, const char* argument, int64_t experts, int64_t rows) {
   if (!bias) return;
   const std::vector<int64_t> expected{experts, rows};
-  RQ_CHECK(bias->is_floating_point(), argument, "a floating-point dtype", bias->scalar_type());
+  RQ_CHECK(is_float(*bias), argument, "a floating-point dtype", bias->scalar_type());
   RQ_CHECK(bias->sizes() == at::IntArrayRef(expected), argument,
            c10::str("shape ", at::IntArrayRef(expected)), "shape ", bias->sizes());
 }
@@ -120,7 +120,7 @@ void check_experts(const Sizes& sizes, const at::Tensor& topk_ids, const Optiona
 }
 
 void check_shared(const at::Tensor& shared, const at::Tensor& x) {
-  RQ_CHECK(shared.is_floating_point(), "shared", "a floating-point dtype", shared.scalar_type());
+  RQ_CHECK(is_float(shared), "shared", "a floating-point dtype", shared.scalar_type());
   RQ_CHECK(shared.sizes() == x.sizes(), "shared", c10::str("shape ", x.sizes(), ", as x"), "shape ",
            shared.sizes());
 }

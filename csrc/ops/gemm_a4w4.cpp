@@ -56,7 +56,7 @@ at::Tensor gemm_a4w4(const at::Tensor& a_in, const at::Tensor& b_in, const at::T
   at::Tensor bias_values;
   if (bias) {
     check_device(*bias, "bias", a);
-    RQ_CHECK(bias->is_floating_point(), "bias", "a floating-point dtype", bias->scalar_type());
+    RQ_CHECK(is_float(*bias), "bias", "a floating-point dtype", bias->scalar_type());
     RQ_CHECK(bias->dim() == 1 && bias->size(0) == n, "bias", c10::str("shape [", n, "]"), "shape ",
              bias->sizes());
     bias_values = floats_of(*bias);

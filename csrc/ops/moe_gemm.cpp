@@ -95,7 +95,7 @@ at::Tensor checked_bias(const OptionalTensor& bias, int64_t experts, int64_t n,
                         const at::Tensor& a) {
   if (!bias) return {};
   check_device(*bias, "bias", a);
-  RQ_CHECK(bias->is_floating_point(), "bias", "a floating-point dtype", bias->scalar_type());
+  RQ_CHECK(is_float(*bias), "bias", "a floating-point dtype", bias->scalar_type());
   RQ_CHECK(bias->dim() == 2 && bias->size(0) == experts && bias->size(1) == n, "bias",
            c10::str("shape [", experts, ", ", n, "]"), "shape ", bias->sizes());
   return floats_of(*bias);

@@ -73,7 +73,7 @@ at::Tensor moe_reduce(const at::Tensor& rows_in, const OptionalTensor& topk_weig
   at::Tensor weights;
   if (topk_weights) {
     check_device(*topk_weights, "topk_weights", rows);
-    RQ_CHECK(topk_weights->is_floating_point(), "topk_weights", "a floating-point dtype",
+    RQ_CHECK(is_float(*topk_weights), "topk_weights", "a floating-point dtype",
              topk_weights->scalar_type());
     RQ_CHECK(topk_weights->dim() == 2 && topk_weights->size(0) == p.tokens &&
                  topk_weights->numel() == routes,

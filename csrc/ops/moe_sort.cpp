@@ -101,7 +101,7 @@ Sorted moe_sort(const OptionalTensor& zero, const at::Tensor& topk_ids,
            tokens);
   RQ_CHECK(topk <= kMoeMaxTopk, "topk_ids", c10::str("a topk of at most ", kMoeMaxTopk), topk);
   check_device(topk_weights, "topk_weights", topk_ids);
-  RQ_CHECK(topk_weights.is_floating_point(), "topk_weights", "a floating-point dtype",
+  RQ_CHECK(is_float(topk_weights), "topk_weights", "a floating-point dtype",
            topk_weights.scalar_type());
   RQ_CHECK(topk_weights.sizes() == topk_ids.sizes(), "topk_weights",
            c10::str("shape ", topk_ids.sizes(), ", that of topk_ids"), "shape ",

@@ -21,7 +21,7 @@ int64_t check_rotation_size(const RotationArguments& arguments, const at::Tensor
   if (matrix) {
     const at::Tensor& r = *matrix;
     check_device(r, arguments.matrix, x);
-    RQ_CHECK(r.is_floating_point(), arguments.matrix, "a floating-point dtype", r.scalar_type());
+    RQ_CHECK(is_float(r), arguments.matrix, "a floating-point dtype", r.scalar_type());
     RQ_CHECK((r.dim() == 2 || r.dim() == 3) && r.size(-1) == r.size(-2), arguments.matrix,
              c10::str("shape [RS, RS] or [", channels, " / RS, RS, RS]"), "shape ", r.sizes());
     RQ_CHECK(!size_in || *size_in == r.size(-1), arguments.size,
@@ -47,7 +47,7 @@ int64_t check_rotation_size(const RotationArguments& arguments, const at::Tensor
       "shape ", matrix->sizes());
   if (prescale) {
     check_device(*prescale, arguments.prescale, x);
-    RQ_CHECK(prescale->is_floating_point(), arguments.prescale, "a floating-point dtype",
+    RQ_CHECK(is_float(*prescale), arguments.prescale, "a floating-point dtype",
              prescale->scalar_type());
     RQ_CHECK(prescale->dim() == 1 && prescale->size(0) == k, arguments.prescale,
              c10::str("shape [", k, "]"), "shape ", prescale->sizes());
