@@ -76,7 +76,7 @@ RUN: dict[str, list[tuple[str | None, str]]] = {
 }
 
 NOT_RUN = {
-    "make test-install": "two fresh environments with a build each; by hand until its time is known",
+    "make test-install": "two fresh environments, a build each; by hand until its time is known",
     "python bench/gfx950_counts.py": "make test-install runs it with --quick",
     "python bench/gfx950_moe_counts.py": "make test-install runs it with --quick",
     "rotquant-hip": "the name of the program; tests/test_demo.py runs it",
